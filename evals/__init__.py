@@ -1,0 +1,1 @@
+"""Tasks, metrics and the comparison of the arms."""

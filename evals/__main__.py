@@ -1,0 +1,32 @@
+"""`python -m evals COMMAND ...`: finds the command and hands it the rest of the line."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from evals.command import unknown
+from mdlm.errors import run_command
+
+# Command -> (module:function that takes the rest of the line, what it does). A command is imported only when it runs.
+COMMANDS = {
+    "tasks": ("evals.tasks_cli:list_tasks", "list the tasks, their splits and knobs, with an example each"),
+    "make-data": ("evals.tasks_cli:make_data", "write rows of a task as JSON Lines that `train` reads"),
+    "gap": ("evals.gap:main", "compare the arms: quality, passes, speed"),
+    "speed": ("evals.speed:main", "time a training step and the decoders against the machine's own floor"),
+}
+
+
+def main(argv: list[str]) -> int | None:
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: python -m evals COMMAND [--help] ...\n")
+        for name, (_, meaning) in COMMANDS.items():
+            print(f"  {name:<11}{meaning}")
+        return 0
+    if argv[0] not in COMMANDS:
+        raise unknown("command", argv[0], COMMANDS)
+    module, function = COMMANDS[argv[0]][0].split(":")
+    return getattr(import_module(module), function)(argv[1:])
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_command(main))

@@ -1,0 +1,261 @@
+"""`kyc`: a generated onboarding document (know your customer) to compact JSON.
+
+A template fixes the layout, the phrasing of every field and the spelling of dates and amounts, as one clerk would
+write; a row draws the person, the order of the fields and the decoys. The answer is fixed by the text alone: numeric
+dates put the day first, every amount has two decimals, and every date, name, amount and number says what it is.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from functools import cache
+from random import Random
+from typing import Any
+
+from evals.tasks.draws import day, distinct, pick, shuffled
+from evals.tasks.pools import CITIES, COUNTRIES, FIRST_NAMES, OCCUPATIONS, SURNAMES, values_for
+from evals.tasks.task import Example, Knobs, Task, knob
+
+# Key -> (phrasings a template of train, dev and test may use; phrasings kept for the split `unseen_templates`).
+# The order of the keys is their order in the answer; `fields` of them, from the top, are asked for.
+FIELD_PHRASINGS = {
+    "name": (
+        ("Name: {}", "Applicant {}", "Client: {}", "Full name {}", "The customer is {}", "{} wants an account"),
+        ("Customer name: {}", "Name of the client: {}", "The applicant is {}", "{} is the client"),
+    ),
+    "born": (
+        ("Born {}", "DOB {}", "Date of birth: {}", "Birth date {}", "Was born on {}", "D.O.B.: {}"),
+        ("Birth: {}", "Born on {}", "Date born: {}", "Birthday {}"),
+    ),
+    "id": (
+        ("ID {}", "ID card: {}", "Passport {}", "Passport no. {}", "Identity card {}", "Holds ID number {}"),
+        ("ID no. {}", "Passport number: {}", "Identity: {}", "Holds passport {}"),
+    ),
+    "city": (
+        ("City: {}", "Lives in {}", "Resident of {}", "Home city {}", "Residence: {}", "Has a home in {}"),
+        ("Home: {}", "Living in {}", "City of residence {}", "Resides in {}"),
+    ),
+    "income": (
+        ("Income {}", "Earns {} a month", "Salary: {}", "Monthly income {}", "Net pay {}", "Is paid {} a month"),
+        ("Monthly salary {}", "Earning {} a month", "Pay: {}", "Net income {}"),
+    ),
+    "job": (
+        ("Job: {}", "Occupation {}", "Works as a {}", "Profession: {}", "Employed as a {}", "A {} by trade"),
+        ("Trade: {}", "Working as a {}", "Employment: {}", "By profession a {}"),
+    ),
+    "country": (
+        ("Citizen of {}", "Nationality: {}", "Citizenship {}", "Passport from {}", "National of {}"),
+        ("Is a citizen of {}", "Country of nationality {}", "Citizenship of {}"),
+    ),
+    "email": (
+        ("Email {}", "E-mail: {}", "Mail to {}", "Contact: {}", "Write to {}"),
+        ("Email address {}", "Contact by mail: {}", "E-mails go to {}"),
+    ),
+    "issued": (
+        ("ID issued {}", "Issued on {}", "Date of issue: {}", "Issue date {}", "Card was issued {}"),
+        ("Issued: {}", "ID issue date {}", "ID was issued on {}"),
+    ),
+    "expires": (
+        ("ID expires {}", "Valid until {}", "Expiry date: {}", "Expires on {}", "Valid to {}"),
+        ("Expires: {}", "ID valid until {}", "Date of expiry {}"),
+    ),
+}
+
+# What stands in the text and belongs to somebody or something else.
+DECOY_PHRASINGS = {
+    "officer": (
+        ("Officer: {}", "Handled by {}", "Checked by {}", "Account manager {}", "Clerk: {}"),
+        ("Officer in charge {}", "File handled by {}", "Manager: {}"),
+    ),
+    "referee": (
+        ("Referred by {}", "Reference given by {}", "Emergency contact {}", "Spouse: {}"),
+        ("Was referred by {}", "Referee {}", "In emergency call {}"),
+    ),
+    "file": (
+        ("Ref. {}", "Case no. {}", "File number: {}", "Ticket {}", "Our reference {}"),
+        ("Case {}", "Reference no. {}", "Ticket number: {}"),
+    ),
+    "visit": (
+        ("Form received {}", "Visited us on {}", "Next review: {}", "Form signed {}", "Client since {}"),
+        ("Received on {}", "Date of next review {}", "Signed: {}"),
+    ),
+    "payment": (
+        ("Fee {}", "First deposit: {}", "Pays {} in rent", "Card limit {}", "Owes {}"),
+        ("Rent: {}", "Fee paid {}", "Deposit of {}"),
+    ),
+    "branch": (
+        ("Branch: {}", "Filed in {}", "Account held at our {} office", "Sent from {}"),
+        ("Our branch in {}", "Office: {}", "Filed at our {} branch"),
+    ),
+}
+
+LAYOUTS = (("\n", ""), ("; ", ""), (". ", "."), (" | ", ""), (", ", ""))  # (between two phrases, after the last one)
+TRAIN_TEMPLATES = 128
+UNSEEN_TEMPLATES = 32
+
+MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+DATE_SPELLINGS: tuple[Callable[[date], str], ...] = (
+    lambda on: f"{on.day} {MONTHS[on.month - 1]} {on.year}",
+    lambda on: f"{on.day} {MONTHS[on.month - 1][:3]} {on.year}",
+    lambda on: f"{MONTHS[on.month - 1]} {on.day}, {on.year}",
+    lambda on: f"{on.day:02}/{on.month:02}/{on.year}",
+    lambda on: f"{on.day:02}.{on.month:02}.{on.year}",
+    lambda on: on.isoformat(),
+)
+# Amounts are whole cents, so that no rounding comes between the text and the answer.
+AMOUNT_SPELLINGS: tuple[Callable[[int], str], ...] = (
+    lambda cents: f"EUR {cents // 100:,}.{cents % 100:02}",
+    lambda cents: f"€{cents // 100:,}.{cents % 100:02}",
+    lambda cents: f"{cents // 100:,}".replace(",", ".") + f",{cents % 100:02} EUR",
+    lambda cents: f"{cents // 100},{cents % 100:02} €",
+    lambda cents: f"{cents // 100}.{cents % 100:02} euros",
+)
+
+
+@dataclass(frozen=True)
+class KycKnobs(Knobs):
+    """How long and how confusing a document is."""
+
+    fields: int = knob(8, range(6, 11), "fields in every document and answer")
+    decoys: int = knob(2, range(5), "statements in every document that must not be extracted")
+    templates: int = knob(TRAIN_TEMPLATES, range(1, TRAIN_TEMPLATES + 1), "templates of train, dev and test")
+
+
+@dataclass(frozen=True)
+class Template:
+    """What one clerk always does alike."""
+
+    name: str
+    layout: tuple[str, str]
+    field_phrasing: dict[str, str]
+    decoy_phrasing: dict[str, str]
+    spell_date: Callable[[date], str]
+    spell_amount: Callable[[int], str]
+
+
+@cache
+def template(unseen: bool, number: int) -> Template:
+    name = f"{'unseen' if unseen else 'seen'}-{number:03}"
+    random = Random(f"kyc template {name}")
+    return Template(
+        name=name,
+        layout=pick(random, LAYOUTS),
+        field_phrasing={key: pick(random, phrasings[unseen]) for key, phrasings in FIELD_PHRASINGS.items()},
+        decoy_phrasing={kind: pick(random, phrasings[unseen]) for kind, phrasings in DECOY_PHRASINGS.items()},
+        spell_date=pick(random, DATE_SPELLINGS),
+        spell_amount=pick(random, AMOUNT_SPELLINGS),
+    )
+
+
+@cache
+def open_values(split: str) -> tuple[list[str], list[str]]:
+    """(surnames, cities) that a split may use; no two of train, dev and test share one."""
+    return values_for(SURNAMES, split), values_for(CITIES, split)
+
+
+def make(split: str, row: int, seed: int, knobs: KycKnobs) -> Example:
+    """Row `row` of a split. At one seed it is about the same person whatever the knobs, so that settings compare."""
+    random = Random(f"kyc {split} seed {seed} row {row}")
+    unseen = split == "unseen_templates"
+    form = template(unseen, pick(random, range(UNSEEN_TEMPLATES if unseen else knobs.templates)))
+    surnames, cities = open_values(split)
+    first_name, *other_first_names = distinct(random, FIRST_NAMES, 3)
+    surname, *other_surnames = distinct(random, surnames, 3)
+    city, other_city = distinct(random, cities, 2)
+    officer, referee = map(" ".join, zip(other_first_names, other_surnames, strict=True))
+    born, issued, expires = day(random, 1940, 2006), day(random, 2016, 2024), day(random, 2027, 2036)
+    income = _cents(random, 800, 20_000)
+
+    texts = {
+        "name": f"{first_name} {surname}",
+        "born": form.spell_date(born),
+        "id": _document_number(random),
+        "city": city,
+        "income": form.spell_amount(income),
+        "job": pick(random, OCCUPATIONS),
+        "country": pick(random, COUNTRIES),
+        "email": _email(random, first_name, surname),
+        "issued": form.spell_date(issued),
+        "expires": form.spell_date(expires),
+    }
+    dates = {"born": born.isoformat(), "issued": issued.isoformat(), "expires": expires.isoformat()}
+    answers = {key: json.dumps(text, ensure_ascii=False) for key, text in (texts | dates).items()}
+    answers["income"] = f"{income // 100}.{income % 100:02}"
+    decoys = {
+        "officer": officer,
+        "referee": referee,
+        "file": _document_number(random),
+        "visit": form.spell_date(day(random, 2023, 2026)),
+        "payment": form.spell_amount(_cents(random, 10, 3_000)),
+        "branch": other_city,
+    }
+
+    keys = _keys(knobs)
+    kinds = shuffled(random, list(DECOY_PHRASINGS))[: knobs.decoys]
+    statements = [form.field_phrasing[key].format(texts[key]) for key in keys]
+    statements += [form.decoy_phrasing[kind].format(decoys[kind]) for kind in kinds]
+    between, end = form.layout
+    prompt = between.join(shuffled(random, statements)) + end
+    response = "{" + ",".join(f'"{key}":{answers[key]}' for key in keys) + "}"
+    return Example(prompt, response, form.name, split)
+
+
+def schema(knobs: KycKnobs) -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of the answer."""
+    text = {"type": "string", "minLength": 1}
+    date_text = {"type": "string", "format": "date", "pattern": r"^\d{4}-\d{2}-\d{2}$"}
+    special = {
+        "born": date_text,
+        "id": {"type": "string", "pattern": "^[A-Z0-9]{8}$"},
+        "income": {"type": "number", "minimum": 0},
+        "issued": date_text,
+        "expires": date_text,
+    }
+    keys = _keys(knobs)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {key: special.get(key, text) for key in keys},
+        "required": keys,
+        "additionalProperties": False,
+    }
+
+
+def _keys(knobs: KycKnobs) -> list[str]:
+    return list(FIELD_PHRASINGS)[: knobs.fields]
+
+
+def _cents(random: Random, lowest_euros: int, highest_euros: int) -> int:
+    return pick(random, range(lowest_euros * 100, highest_euros * 100))
+
+
+def _document_number(random: Random) -> str:
+    """Eight characters: one or two letters, then digits. File numbers look the same, so that only words tell them."""
+    letters = "".join(pick(random, "ABCDEFGHKLMNPRSTUVWXYZ") for _ in range(pick(random, (1, 2))))
+    return letters + "".join(pick(random, "0123456789") for _ in range(8 - len(letters)))
+
+
+def _email(random: Random, first_name: str, surname: str) -> str:
+    user = unicodedata.normalize("NFKD", pick(random, (first_name, first_name[0])) + "." + surname).lower()
+    user = "".join(letter for letter in user if letter.isascii() and (letter.isalnum() or letter == "."))
+    return f"{user}@{pick(random, ('example.com', 'example.org', 'example.net'))}"
+
+
+TASKS = (
+    Task(
+        name="kyc",
+        description="An onboarding document, its statements in any order with decoys among them, to compact JSON",
+        group="structured",
+        splits=("train", "dev", "test", "unseen_templates"),
+        knobs=KycKnobs,
+        schema=schema,
+        make=make,
+    ),
+)

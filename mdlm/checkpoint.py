@@ -1,0 +1,175 @@
+"""A model as a folder: `config.json`, `model.safetensors`, `tokenizer.json`, `training.json`.
+
+Nothing is pickled, no code in a folder is run, and a folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from mdlm.config import ModelConfig
+from mdlm.errors import UserError
+from mdlm.tokenizer import Tokenizer
+from mdlm.transformer import Transformer
+
+MODEL_TYPE = "mdlm"
+FORMAT_VERSION = 1
+_PREFIX = "model."
+"""On disk tensors bear the names of the Qwen3 family: everything but the head lives under `model.`."""
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder that takes `folder`'s place when the block ends without an error, and vanishes otherwise."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for path in [*temporary.rglob("*"), temporary]:
+            if path.is_file() or path.is_dir():
+                _fsync(path)
+        replaced = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+        if folder.exists():
+            os.replace(folder, replaced)
+        os.replace(temporary, folder)
+        _fsync(folder.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def save_checkpoint(
+    folder: str | Path,
+    model: Transformer,
+    tokenizer: Tokenizer,
+    training: dict[str, Any] | None = None,
+    extra: Callable[[Path], None] | None = None,
+) -> None:
+    """Writes a checkpoint folder, whole or not at all.
+
+    Args:
+        training: what made the weights (resolved config, commit, versions, seed, data); `tokens_seen` and the rule
+            for end tokens are read from here into `config.json`.
+        extra: writes further files into the folder before it takes its place.
+    """
+    training = training or {}
+    tensors = {_disk_name(name): tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    header = {
+        "model_type": MODEL_TYPE,
+        "format_version": FORMAT_VERSION,
+        "model": model.config.to_dict(),
+        "supervised_end": training.get("supervised_end"),
+        "tokens_seen": training.get("tokens_seen"),
+        "tokenizer_sha256": tokenizer.fingerprint(),
+    }
+    with whole_folder(Path(folder)) as temporary:
+        save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
+        (temporary / "config.json").write_text(json.dumps(header, indent=2) + "\n")
+        (temporary / "training.json").write_text(json.dumps(training, indent=2) + "\n")
+        tokenizer.save(temporary / "tokenizer.json")
+        if extra:
+            extra(temporary)
+
+
+def checkpoints_in(run: str | Path) -> list[Path]:
+    """The checkpoint folders of a training run, oldest first."""
+    return sorted(path for path in Path(run).glob("step-*") if (path / "config.json").is_file())
+
+
+def resolve_checkpoint(path: str | Path) -> Path:
+    """A checkpoint folder, given itself or a training run's folder, whose last checkpoint is then taken."""
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"{path}: no such folder; give a checkpoint or a run's folder")
+    if (path / "config.json").is_file():
+        return path
+    if not (found := checkpoints_in(path)):
+        raise UserError(f"{path} holds neither a checkpoint (config.json) nor a run's step-* folders")
+    return found[-1]
+
+
+def read_header(folder: str | Path) -> dict[str, Any]:
+    """A checkpoint's `config.json`, checked for type and version; its `model` entry as a `ModelConfig`."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise UserError(f"{folder} is not a checkpoint: it has no config.json; give a folder that training has written")
+    try:
+        header = json.loads(path.read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}); the checkpoint is damaged, take another one") from error
+    if not isinstance(header, dict) or header.get("model_type") != MODEL_TYPE:
+        raise UserError(f"{path}: model_type is not {MODEL_TYPE!r}; this folder holds another kind of model")
+    if header.get("format_version") != FORMAT_VERSION:
+        raise UserError(
+            f"{path}: format_version is {header.get('format_version')!r}, this program reads {FORMAT_VERSION}; "
+            "use the release that wrote it"
+        )
+    if not isinstance(header.get("model"), dict):
+        raise UserError(f"{path}: the entry 'model' is missing; the checkpoint is damaged, take another one")
+    header["model"] = ModelConfig.from_dict(header["model"], str(path))
+    return header
+
+
+def load_checkpoint(
+    folder: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> tuple[Transformer, Tokenizer]:
+    """Reads a checkpoint folder: the model in evaluation mode and its tokenizer.
+
+    Raises:
+        UserError: a file is missing or truncated, a tensor is missing, unexpected or of another shape, the version
+            is another one, or the tokenizer is not the one the model was trained with.
+    """
+    folder = Path(folder)
+    header = read_header(folder)
+    with torch.device("meta"):
+        model = Transformer(header["model"])
+    tensors = _read_tensors(folder / "model.safetensors", {k: v.shape for k, v in model.state_dict().items()})
+    model.load_state_dict(tensors, assign=True)
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    if tokenizer.fingerprint() != header.get("tokenizer_sha256"):
+        raise UserError(f"{folder}/tokenizer.json is not the tokenizer this model was trained with; restore that file")
+    return model.to(device=device, dtype=dtype).eval().requires_grad_(False), tokenizer
+
+
+def _read_tensors(path: Path, expected: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
+    if not path.is_file():
+        raise UserError(f"{path} is missing; the checkpoint is incomplete, take another one")
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a mapping
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read ({error}); it is truncated or damaged, take another one") from error
+    names = {_disk_name(name): name for name in expected}
+    if missing := sorted(names.keys() - found.keys()):
+        raise UserError(f"{path}: tensor {missing[0]} is missing ({len(missing)} in all)")
+    if unexpected := sorted(found.keys() - names.keys()):
+        raise UserError(f"{path}: tensor {unexpected[0]} is unexpected ({len(unexpected)} in all)")
+    for disk_name, name in names.items():
+        if found[disk_name].shape != expected[name]:
+            shapes = f"{tuple(found[disk_name].shape)}, config.json asks for {tuple(expected[name])}"
+            raise UserError(f"{path}: tensor {disk_name} has shape {shapes}")
+    return {name: found[disk_name] for disk_name, name in names.items()}
+
+
+def _disk_name(name: str) -> str:
+    return name if name.startswith("lm_head.") else _PREFIX + name

@@ -1,0 +1,187 @@
+"""Three training losses over one trunk.
+
+A batch is the same clean rows for all of them; they differ in what they corrupt, what each position sees, and what is
+predicted. Shapes: B rows, L positions, R response columns, J blocks of a response, V vocabulary, D width, C supervised
+positions a pass (a fixed bound, so that shapes never change).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mdlm.attention import block_indices, logical_positions, side_by_side, visible
+from mdlm.config import ModelConfig
+from mdlm.corruption import Clipped, Schedule, corrupt, get_schedule, without_mask_token
+from mdlm.errors import UserError
+from mdlm.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The choices of a diffusion loss. `autoregressive` has none of them and ignores all."""
+
+    weighting: Literal["plain", "bound"] = "plain"
+    """`plain`: mean cross-entropy of the masked tokens; lower variance, learns faster. `bound`: the NELBO's weight
+    −α′/(1−α), divided by all supervised tokens; the loss is then an unbiased estimate of the bound."""
+    schedule: str = "linear"
+    """Which α(t) the timesteps go through; `bound` is invariant to it, `plain` trains more where it spends time."""
+    min_mask_rate: float = 0.05
+    """Lowest masking rate in training; nearly clean rows teach little. Must be 0 for `bound` to be the bound."""
+    max_mask_rate: float = 1.0
+    """Highest masking rate in training."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_mask_rate < self.max_mask_rate <= 1:
+            raise UserError(
+                f"mask rates [{self.min_mask_rate}, {self.max_mask_rate}] are unusable; "
+                "give 0 <= min_mask_rate < max_mask_rate <= 1"
+            )
+
+    def training_schedule(self) -> Schedule:
+        """The schedule that training goes through, clipped to the rates above."""
+        schedule = get_schedule(self.schedule)
+        if (self.min_mask_rate, self.max_mask_rate) == (0.0, 1.0):
+            return schedule
+        return Clipped(schedule, self.min_mask_rate, self.max_mask_rate)
+
+    def mean_mask_rate(self) -> float:
+        """The mask rate's mean over t, by the midpoint rule."""
+        t = (torch.arange(1024, dtype=torch.float64) + 0.5) / 1024
+        return float(self.training_schedule().mask_rate(t).mean())
+
+
+@dataclass
+class Batch:
+    """Clean rows and the noise that will corrupt them: all randomness of a step, drawn beforehand.
+
+    Columns: [padding | prompt | response | padding], every response starting at column `response_start`.
+    """
+
+    tokens_BL: Tensor
+    valid_BL: Tensor
+    """False at padding."""
+    supervised_BR: Tensor
+    """True at the response columns that are corrupted and predicted: the answer and its end tokens."""
+    times_BJ: Tensor
+    """Timesteps, one a block; a full canvas is one block."""
+    noise_BR: Tensor
+    """Uniform draws, one a response column."""
+
+    @property
+    def response_start(self) -> int:
+        return self.tokens_BL.shape[1] - self.supervised_BR.shape[1]
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch on another device, without waiting for the copy."""
+        moved = {field.name: getattr(self, field.name).to(device, non_blocking=True) for field in fields(self)}
+        return replace(self, **moved)
+
+
+def blocks_in_response(config: ModelConfig, response_columns: int) -> int:
+    """How many timesteps a row needs: one for each block."""
+    return math.ceil(response_columns / config.block_length) if config.objective == "block_diffusion" else 1
+
+
+def _corrupt_response(config: ModelConfig, loss: LossConfig, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """The noisy response, what was masked in it, and each position's loss weight, all (B, R)."""
+    schedule = loss.training_schedule()
+    columns = batch.supervised_BR.shape[1]
+    times_BR = batch.times_BJ
+    if config.objective == "block_diffusion":
+        times_BR = times_BR.repeat_interleave(config.block_length, dim=1)[:, :columns]
+    clean_BR = batch.tokens_BL[:, batch.response_start :]
+    noisy_BR, masked_BR = corrupt(
+        clean_BR, schedule.mask_rate(times_BR), batch.noise_BR, batch.supervised_BR, config.mask_token_id
+    )
+    weight_BR = schedule.loss_weight(times_BR) if loss.weighting == "bound" else torch.ones_like(times_BR)
+    return noisy_BR, masked_BR, weight_BR.expand_as(batch.noise_BR)
+
+
+def _cross_entropy(
+    model: Transformer, hidden_BRD: Tensor, targets_BR: Tensor, chosen_BR: Tensor, weight_BR: Tensor, capacity: int
+) -> tuple[Tensor, Tensor]:
+    """Weighted sum of −log p over the chosen positions, and how many of them it took in.
+
+    The head runs on `capacity` positions: the chosen ones first. More than that are left out (and so counted).
+    """
+    chosen = chosen_BR.flatten()
+    index_C = torch.argsort(~chosen, stable=True)[:capacity]
+    kept_C = chosen[index_C]
+    logits_CV = model.head(hidden_BRD.flatten(0, 1)[index_C]).float()
+    logits_CV = without_mask_token(logits_CV, model.config.mask_token_id)
+    targets_C = torch.where(kept_C, targets_BR.flatten()[index_C], model.config.end_token_id)
+    losses_C = F.cross_entropy(logits_CV, targets_C, reduction="none")
+    weight_C = weight_BR.flatten()[index_C]
+    return torch.where(kept_C, losses_C * weight_C, 0.0).sum(), kept_C.sum()
+
+
+def next_token_loss(model: Transformer, batch: Batch, loss: LossConfig, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy of each supervised token given all before it."""
+    start = batch.response_start
+    blocks_BL = block_indices(model.config, batch.valid_BL, start)
+    hidden_BLD = model.hidden(batch.tokens_BL, logical_positions(batch.valid_BL), visible(blocks_BL, blocks_BL))
+    targets_BR = batch.tokens_BL[:, start:]
+    ones_BR = torch.ones_like(batch.noise_BR)
+    # The state at column i predicts token i + 1: the last prompt column predicts the response's first token.
+    total, counted = _cross_entropy(
+        model, hidden_BLD[:, start - 1 : -1], targets_BR, batch.supervised_BR, ones_BR, capacity
+    )
+    return total, counted, batch.supervised_BR.sum()
+
+
+def masked_diffusion_loss(
+    model: Transformer, batch: Batch, loss: LossConfig, capacity: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy of the masked tokens given all visible ones. MDLM (2406.07524) eq. 11; plain: LLaDA-like."""
+    start = batch.response_start
+    noisy_BR, masked_BR, weight_BR = _corrupt_response(model.config, loss, batch)
+    noisy_BL = torch.cat([batch.tokens_BL[:, :start], noisy_BR], dim=1)
+    blocks_BL = block_indices(model.config, batch.valid_BL, start)
+    hidden_BLD = model.hidden(noisy_BL, logical_positions(batch.valid_BL), visible(blocks_BL, blocks_BL))
+    targets_BR = batch.tokens_BL[:, start:]
+    total, counted = _cross_entropy(model, hidden_BLD[:, start:], targets_BR, masked_BR, weight_BR, capacity)
+    return total, counted, masked_BR.sum()
+
+
+def block_diffusion_loss(
+    model: Transformer, batch: Batch, loss: LossConfig, capacity: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy of each block's masked tokens given clean earlier blocks. BD3-LM (2503.09573) eq. 8, one pass."""
+    start = batch.response_start
+    noisy_BR, masked_BR, weight_BR = _corrupt_response(model.config, loss, batch)
+    positions_BL = logical_positions(batch.valid_BL)
+    hidden = model.hidden(
+        torch.cat([batch.tokens_BL, noisy_BR], dim=1),
+        torch.cat([positions_BL, positions_BL[:, start:]], dim=1),
+        side_by_side(block_indices(model.config, batch.valid_BL, start), start),
+    )
+    hidden_BRD = hidden[:, batch.tokens_BL.shape[1] :]
+    targets_BR = batch.tokens_BL[:, start:]
+    total, counted = _cross_entropy(model, hidden_BRD, targets_BR, masked_BR, weight_BR, capacity)
+    return total, counted, masked_BR.sum()
+
+
+LOSSES: dict[str, Callable[[Transformer, Batch, LossConfig, int], tuple[Tensor, Tensor, Tensor]]] = {
+    "autoregressive": next_token_loss,
+    "masked_diffusion": masked_diffusion_loss,
+    "block_diffusion": block_diffusion_loss,
+}
+"""Each returns (weighted sum of −log p in nats, positions it took in, positions it should have taken in)."""
+
+
+def training_loss(model: Transformer, batch: Batch, loss: LossConfig, capacity: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """The mean loss of a batch in nats, ready for `backward`, and counts for the log.
+
+    Divided by the positions that were predicted (`autoregressive`, `plain`), or by all supervised positions (`bound`).
+    """
+    total, counted, wanted = LOSSES[model.config.objective](model, batch, loss, capacity)
+    by_tokens = model.config.objective != "autoregressive" and loss.weighting == "bound"
+    divisor = batch.supervised_BR.sum() if by_tokens else counted
+    return total / divisor.clamp(min=1), {"predicted": counted, "overflow": wanted - counted}

@@ -1,0 +1,1 @@
+"""Tokens in, checkpoint out: data preparation, batches, optimizers and the training loop."""

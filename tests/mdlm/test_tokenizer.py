@@ -17,7 +17,8 @@ from mdlm.tokenizer import SPECIAL_TOKENS, Tokenizer
 _random = random.Random(0)
 _words = ["".join(_random.choices("aeiourstlnmäé", k=_random.randint(2, 7))) for _ in range(150)]
 TEXTS = [
-    f'{{"name": "{" ".join(_random.choices(_words, k=5))}", "paid": {i}.50, "tags": ["a", "b"], "note": "größe ١٢٣ a,b--,--c; !:!{i}x"}}\n'
+    f'{{"name": "{" ".join(_random.choices(_words, k=5))}", "paid": {i}.50, "tags": ["a", "b"], '
+    f'"note": "größe ١٢٣ a,b--,--c; !:!{i}x"}}\n'
     for i in range(60)
 ]
 STRUCTURE = '0123456789{}[]":,'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from evals.command import unknown
+from mdlm.command import unknown
 from mdlm.errors import run_command
 
 # Command -> (module:function that takes the rest of the line, what it does). A command is imported only when it runs.

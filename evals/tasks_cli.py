@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from evals.command import CommandParser
 from evals.tasks import TASKS, Example, Task, get_task
 from evals.tasks.task import allowed_text
+from mdlm.command import CommandParser
 from mdlm.errors import UserError
 
 

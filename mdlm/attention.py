@@ -13,6 +13,7 @@ Shapes: B rows, L positions (queries), S positions (keys), K KV heads, N head wi
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mdlm.config import ModelConfig
@@ -55,6 +56,27 @@ def visible(query_blocks_BL: Tensor, key_blocks_BS: Tensor) -> Tensor:
     A padding query sees every position: its output is never used, and an empty row would be NaN in the softmax.
     """
     return key_blocks_BS[:, None, None, :] <= query_blocks_BL[:, None, :, None]
+
+
+def attend(q_BHLN: Tensor, k_BKSN: Tensor, v_BKSN: Tensor, mask_BLS: Tensor | None) -> Tensor:
+    """Scaled dot-product attention (1706.03762, eq. 1), (B, H, L, N).
+
+    torch's kernel everywhere but in training on a CPU: its backward pass there takes two to three times as long as
+    plain matrix products, whose scores fit into the cache at the lengths one trains on a CPU.
+    """
+    rows, heads, length, width = q_BHLN.shape
+    if q_BHLN.is_cuda or not torch.is_grad_enabled():
+        grouped = heads != k_BKSN.shape[1]
+        return F.scaled_dot_product_attention(q_BHLN, k_BKSN, v_BKSN, attn_mask=mask_BLS, enable_gqa=grouped)
+    k_BHSN = k_BKSN.repeat_interleave(heads // k_BKSN.shape[1], dim=1)
+    v_BHSN = v_BKSN.repeat_interleave(heads // v_BKSN.shape[1], dim=1)
+    scores = torch.bmm(q_BHLN.reshape(-1, length, width), k_BHSN.reshape(rows * heads, -1, width).mT)
+    scores_BHLS = scores.view(rows, heads, length, -1) * width**-0.5
+    if mask_BLS is not None:
+        scores_BHLS = scores_BHLS.masked_fill(~mask_BLS, -torch.inf)
+    weights_BHLS = torch.softmax(scores_BHLS, dim=-1, dtype=torch.float32).to(v_BHSN.dtype)
+    values = torch.bmm(weights_BHLS.view(rows * heads, length, -1), v_BHSN.reshape(rows * heads, -1, width))
+    return values.view(q_BHLN.shape)
 
 
 def side_by_side(blocks_BL: Tensor, response_start: int) -> Tensor:

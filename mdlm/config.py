@@ -46,7 +46,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise UserError(f"objective {self.objective!r} is unknown; choose one of {', '.join(OBJECTIVES)}")
-        sizes = "vocab_size dim layers heads kv_heads head_dim hidden_dim max_length block_length".split()
+        sizes = ["vocab_size", "dim", "layers", "heads", "kv_heads", "head_dim", "hidden_dim", "max_length", "block_length"]
         for name in sizes:
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)!r}; it must be a whole number of at least 1")
@@ -54,7 +54,7 @@ class ModelConfig:
             raise UserError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.head_dim % 2:
             raise UserError(f"head_dim is {self.head_dim}; rotary positions need an even one")
-        specials = "mask_token_id end_token_id pad_token_id begin_token_id".split()
+        specials = ["mask_token_id", "end_token_id", "pad_token_id", "begin_token_id"]
         for offset, name in enumerate(specials):
             if getattr(self, name) == -1:
                 object.__setattr__(self, name, self.vocab_size - 4 + offset)

@@ -19,7 +19,9 @@ from mdlm.errors import UserError
 C = TypeVar("C")
 
 
-def parse_config(kind: type[C], argv: list[str], *, prog: str, flags: dict[str, str] | None = None) -> tuple[C, Namespace]:
+def parse_config(
+    kind: type[C], argv: list[str], *, prog: str, flags: dict[str, str] | None = None
+) -> tuple[C, Namespace]:
     """Reads `CONFIG [--section.key=value ...] [flags]` into a `kind`.
 
     Args:

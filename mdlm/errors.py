@@ -31,7 +31,9 @@ def run_command(main: Callable[[list[str]], int | None], argv: list[str] | None 
         return 141
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            return _complain(f"the disk is full while writing {error.filename or 'output'}; free some space, then repeat")
+            return _complain(
+                f"the disk is full while writing {error.filename or 'output'}; free some space, then repeat"
+            )
         if error.filename is not None:
             return _complain(f"{error.filename}: {error.strerror}")
         raise

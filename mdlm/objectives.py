@@ -176,7 +176,9 @@ LOSSES: dict[str, Callable[[Transformer, Batch, LossConfig, int], tuple[Tensor, 
 """Each returns (weighted sum of −log p in nats, positions it took in, positions it should have taken in)."""
 
 
-def training_loss(model: Transformer, batch: Batch, loss: LossConfig, capacity: int) -> tuple[Tensor, dict[str, Tensor]]:
+def training_loss(
+    model: Transformer, batch: Batch, loss: LossConfig, capacity: int
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean loss of a batch in nats, ready for `backward`, and counts for the log.
 
     Divided by the positions that were predicted (`autoregressive`, `plain`), or by all supervised positions (`bound`).

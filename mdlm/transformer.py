@@ -10,20 +10,21 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from mdlm.attention import KVCache, block_indices, logical_positions, visible
+from mdlm.attention import KVCache, attend, block_indices, logical_positions, visible
 from mdlm.config import ModelConfig
 
 
-def rotary_tables(positions_BL: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of RoFormer's rotary positions (2104.09864) in the half-rotation layout, (B, 1, L, N)."""
-    exponents_N = torch.arange(0, head_dim, 2, device=positions_BL.device, dtype=torch.float32) / head_dim
-    angles_BLN = positions_BL[..., None].float() * theta**-exponents_N
-    angles_BLN = torch.cat([angles_BLN, angles_BLN], dim=-1)
-    return angles_BLN.cos()[:, None], angles_BLN.sin()[:, None]
+def rotary_table(length: int, head_dim: int, theta: float) -> Tensor:
+    """Cosines and sines of RoFormer's rotary positions (2104.09864) in the half-rotation layout, (2, length, N)."""
+    # On the CPU even under a `meta` default device, so that a model loaded without initial weights has its table.
+    exponents_N = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+    angles_LN = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * theta**-exponents_N
+    angles_LN = torch.cat([angles_LN, angles_LN], dim=-1)
+    return torch.stack([angles_LN.cos(), angles_LN.sin()])
 
 
 def rotate(x_BHLN: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """Applies rotary positions to queries or keys."""
+    """Applies rotary positions to queries or keys; the tables are (B, 1, L, N)."""
     cos_BLN, sin_BLN = tables
     first, second = x_BHLN.chunk(2, dim=-1)
     return (x_BHLN * cos_BLN + torch.cat([-second, first], dim=-1) * sin_BLN).to(x_BHLN.dtype)
@@ -48,7 +49,6 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.grouped = config.kv_heads != config.heads
         self.q_proj = nn.Linear(config.dim, config.heads * config.head_dim, bias=False)
         self.k_proj = nn.Linear(config.dim, config.kv_heads * config.head_dim, bias=False)
         self.v_proj = nn.Linear(config.dim, config.kv_heads * config.head_dim, bias=False)
@@ -71,9 +71,7 @@ class Attention(nn.Module):
         v_BKLN = rearrange(self.v_proj(x_BLD), split, n=self.head_dim)
         if cache is not None:
             k_BKLN, v_BKLN = cache.write(layer, columns_L, k_BKLN, v_BKLN)
-        out_BHLN = F.scaled_dot_product_attention(
-            q_BHLN, k_BKLN, v_BKLN, attn_mask=mask_BLS, enable_gqa=self.grouped
-        )
+        out_BHLN = attend(q_BHLN, k_BKLN, v_BKLN, mask_BLS)
         return self.o_proj(rearrange(out_BHLN, "b h l n -> b l (h n)"))
 
 
@@ -119,7 +117,15 @@ class Transformer(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
+        # A table, not a formula: a compiler would otherwise compute the cosines again in every layer.
+        self.rotary = rotary_table(config.max_length, config.head_dim, config.rope_theta)
         self.lm_head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
+
+    def _apply(self, fn, recurse: bool = True) -> Transformer:
+        """Moves the rotary table along with the module, but keeps it in float32 whatever the weights' dtype."""
+        super()._apply(fn, recurse)
+        self.rotary = self.rotary.to(self.device)
+        return self
 
     def initialize(self, seed: int) -> Transformer:
         """Draws the weights: normal, sd 0.02, and the two projections that write to the residual stream scaled
@@ -154,7 +160,8 @@ class Transformer(nn.Module):
             cache: reads and writes keys and values; L new columns `columns_L` against its S columns.
         """
         x_BLD = self.embed_tokens(tokens_BL)
-        rotary = rotary_tables(positions_BL, self.config.head_dim, self.config.rope_theta)
+        cos_BLN, sin_BLN = self.rotary[:, positions_BL]
+        rotary = (cos_BLN[:, None], sin_BLN[:, None])
         for index, layer in enumerate(self.layers):
             x_BLD = layer(x_BLD, rotary, mask_BLS, cache, columns_L, index)
         return self.norm(x_BLD)

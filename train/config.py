@@ -105,7 +105,9 @@ class TrainConfig:
     """`auto` goes on from the newest checkpoint in `output`, or starts when there is none."""
 
     def __post_init__(self) -> None:
-        for name in "steps batch_size validate_every validation_batches checkpoint_every keep_checkpoints log_every".split():
+        for (
+            name
+        ) in ["steps", "batch_size", "validate_every", "validation_batches", "checkpoint_every", "keep_checkpoints", "log_every"]:
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
 

@@ -91,7 +91,7 @@ class Run:
                 saved, _ = load_checkpoint(folder)
                 state = load_file(folder / "state" / "optimizer.safetensors")
                 progress = json.loads((folder / "state" / "progress.json").read_text())
-            except (UserError, OSError, ValueError, Exception) as error:  # noqa: BLE001 — safetensors' own error type
+            except (UserError, OSError, ValueError, Exception) as error:
                 self.console.print(f"passed over {folder.name}: {error}")
                 continue
             if saved.config != self.model.config or progress["seed"] != self.config.seed:
@@ -106,12 +106,15 @@ class Run:
 
     def train(self) -> bool:
         """Runs to the last step. False when a signal ended it earlier; the state is saved either way."""
-        config, columns = self.config, (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
+        config, columns = (
+            self.config,
+            (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[status]}"),
+                TimeRemainingColumn(),
+            ),
         )
         log = (self.folder / "log.jsonl").open("a") if self.accelerator.is_main_process else None
         with _stop_requests() as stop_requested, Progress(*columns, console=self.console) as progress:

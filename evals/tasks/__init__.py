@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from evals.command import unknown
 from evals.tasks.task import Example, Knobs, Task, knob
+from mdlm.command import unknown
 
 __all__ = ["TASKS", "Example", "Knobs", "Task", "get_task", "knob"]
 

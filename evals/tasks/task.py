@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evals.command import unknown
+from mdlm.command import unknown
 from mdlm.errors import UserError
 
 

@@ -68,8 +68,8 @@ def save_checkpoint(
     """Writes a checkpoint folder, whole or not at all.
 
     Args:
-        training: what made the weights (resolved config, commit, versions, seed, data); `tokens_seen` and the rule
-            for end tokens are read from here into `config.json`.
+        training: what made the weights (resolved config, commit, versions, seed, data); `tokens_seen`, the rule for
+            end tokens and the response's columns are read from here into `config.json`.
         extra: writes further files into the folder before it takes its place.
     """
     training = training or {}
@@ -80,6 +80,8 @@ def save_checkpoint(
         "model": model.config.to_dict(),
         "supervised_end": training.get("supervised_end"),
         "tokens_seen": training.get("tokens_seen"),
+        "response_length": training.get("response_length"),
+        "special_tokens": tokenizer.specials,
         "tokenizer_sha256": tokenizer.fingerprint(),
     }
     with whole_folder(Path(folder)) as temporary:
@@ -145,7 +147,7 @@ def load_checkpoint(
         model = Transformer(header["model"])
     tensors = _read_tensors(folder / "model.safetensors", {k: v.shape for k, v in model.state_dict().items()})
     model.load_state_dict(tensors, assign=True)
-    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    tokenizer = Tokenizer.load(folder / "tokenizer.json", header.get("special_tokens"))
     if tokenizer.fingerprint() != header.get("tokenizer_sha256"):
         raise UserError(f"{folder}/tokenizer.json is not the tokenizer this model was trained with; restore that file")
     return model.to(device=device, dtype=dtype).eval().requires_grad_(False), tokenizer

@@ -18,7 +18,7 @@ from mdlm.transformer import Transformer
 from sample.generation import Generation, book_result, check_tokens, pad_left
 from sample.ledger import Ledger
 from sample.policies import candidates
-from sample.windows import cached_columns, maybe_compiled
+from sample.windows import maybe_compiled
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class AutoregressiveConfig:
     """Of everything that is drawn."""
     cache: bool = True
     """False evaluates the whole row at every pass: the reference for the cache, and nothing else."""
+    prompt_columns: int | None = None
+    """Columns to pad prompts to, so that one compiled step serves prompts of any length. None: the longest prompt."""
     compile: bool = False
     """Compile the step; the first call of each shape then takes its time."""
     stop_check_every: int | None = None
@@ -50,11 +52,18 @@ class AutoregressiveConfig:
             raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
 
 
+def last_logits(
+    model: Transformer, tokens_BL: Tensor, positions_BL: Tensor, blocks_BL: Tensor, columns_L: Tensor, cache: KVCache
+) -> Tensor:
+    """Logits (B, 1, V) of the last of some columns, which are written into the cache: a prefill, or one token."""
+    return model.head(model.step(tokens_BL, positions_BL, blocks_BL, columns_L, cache)[:, -1:])
+
+
 def next_token(
     model: Transformer, tokens_B1: Tensor, positions_B1: Tensor, blocks_B1: Tensor, column_1: Tensor, cache: KVCache
 ) -> Tensor:
     """One greedy decode step, tokens in, tokens out, (B, 1): the unit of compilation."""
-    logits_B1V = cached_columns(model, tokens_B1, positions_B1, blocks_B1, column_1, cache)
+    logits_B1V = last_logits(model, tokens_B1, positions_B1, blocks_B1, column_1, cache)
     return log_probabilities(logits_B1V, model.config.mask_token_id).argmax(-1)
 
 
@@ -77,7 +86,7 @@ def decode(
     config = config or AutoregressiveConfig()
     if model.config.objective != "autoregressive":
         raise UserError(f"a {model.config.objective} model cannot decode token by token; use sample.denoise")
-    tokens_BP, valid_BP = pad_left(prompts, model.config.pad_token_id)
+    tokens_BP, valid_BP = pad_left(prompts, model.config.pad_token_id, config.prompt_columns)
     check_tokens(tokens_BP, model.config.vocab_size)
     rows, start = tokens_BP.shape
     if start + config.max_new_tokens > model.config.max_length:
@@ -126,7 +135,7 @@ class _Run:
         self.seen_BL = self.valid_BL.long().cumsum(-1)
         self.generator = torch.Generator(model.device).manual_seed(config.seed)
         self.next_token = maybe_compiled(next_token, config.compile)
-        self.logits = maybe_compiled(cached_columns, config.compile)
+        self.last_logits = maybe_compiled(last_logits, config.compile)
         self.stop_check_every = config.stop_check_every or (16 if model.device.type == "cuda" else 1)
         self.tokens_BL = torch.full_like(self.positions_BL, model.config.pad_token_id)
 
@@ -135,8 +144,7 @@ class _Run:
         stop = tokens_BP.shape[1]
         self.tokens_BL[:, :stop] = tokens_BP
         self._count("prefill", self.seen_BL[:, stop - 1], stop)
-        hidden_BPD = self.model.step(*self._columns(slice(0, stop)), self.cache)
-        return self._choose(self.model.head(hidden_BPD[:, -1:]))
+        return self._choose(self.last_logits(self.model, *self._columns(slice(0, stop)), self.cache))
 
     def step(self, tokens_B1: Tensor, column: int) -> Tensor:
         """Feeds the newest tokens, which stand at `column`, and returns the next ones, (B, 1)."""
@@ -149,7 +157,7 @@ class _Run:
         arguments = (self.model, *self._columns(slice(column, column + 1)), self.cache)
         if self.config.temperature == 0:
             return self.next_token(*arguments)
-        return self._choose(self.logits(*arguments))
+        return self._choose(self.last_logits(*arguments))
 
     def keep_rows(self, live_B: Tensor, tokens_B1: Tensor) -> Tensor:
         """Takes finished rows out of the batch; returns the newest tokens of those that stay."""

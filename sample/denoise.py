@@ -96,7 +96,7 @@ def denoise(
     """Fills every masked position of a canvas; all others never change.
 
     A prompt, a suffix and a template are the same thing here: positions that are not masked. Windows are filled from
-    left to right, counted from `response_start`; what is masked before it is filled with the first window.
+    left to right, counted from `response_start`; a mask before it is refused.
 
     Args:
         denoiser: a `Transformer`, or any function from tokens (B, L) to logits (B, L, V).
@@ -156,23 +156,26 @@ class _Run:
         columns_L = torch.arange(masked_BL.shape[1], device=self.device)
         # Behind its last fixed column a row may stop at an end token; before it, the rest of a template still counts.
         last_fixed_B = torch.where(masked_BL, -1, columns_L).amax(-1)
-        wanted = masked_BL.any(0).nonzero().flatten().tolist()
-        pending = [(start, stop) for start, stop in self.windows() if wanted and start <= wanted[-1]]
-        if wanted and wanted[0] < self.generation.response_start:
+        last_masked_B = torch.where(masked_BL, columns_L, -1).amax(-1)
+        first_masked_B = torch.where(masked_BL, columns_L, len(columns_L)).amin(-1)
+        first, last = int(first_masked_B.min()), int(last_masked_B.max())
+        if first < self.generation.response_start:
             raise UserError("the canvas has masks before response_start; set response_start to where masks may stand")
-        while pending and wanted[0] >= pending[0][1]:
-            pending.pop(0)  # fixed from end to end: prefilled with the prompt
+        # Windows before the first mask are prefilled with the prompt.
+        pending = [(start, stop) for start, stop in self.windows() if first < stop and start <= last]
         if pending:
             self.source.prefill(self.tokens_BL, pending[0][0])
-        for number, (start, stop) in enumerate(pending):
-            live_B = torch.ones(len(self.tokens_BL), dtype=torch.bool, device=self.device)
+        for start, stop in pending:
             self._fill_window(start, stop)
+            rows_B = self.source.rows_B
+            live_B = last_masked_B[rows_B] >= stop
             if self.end_id is not None and self.config.stop_at_end:
                 ended_B = (self.tokens_BL[:, self.generation.response_start : stop] == self.end_id).any(-1)
-                live_B = ~(ended_B & (last_fixed_B[self.source.rows_B] < stop))
-            if number + 1 == len(pending) or not self._keep(live_B):
+                live_B &= ~(ended_B & (last_fixed_B[rows_B] < stop))
+            if not self._keep(live_B):
                 break
-            self.source.store(self.tokens_BL, start, stop, torch.ones_like(self.source.rows_B, dtype=torch.bool))
+            # A row alone would have prefilled the windows before its first mask.
+            self.source.store(self.tokens_BL, start, stop, first_masked_B[self.source.rows_B] < stop)
         self.generation.tokens_BL[self.source.rows_B] = self.tokens_BL
         if self.end_id is not None:
             left_BL = self.generation.tokens_BL == self.mask_id
@@ -182,7 +185,7 @@ class _Run:
 
     def _keep(self, live_B: Tensor) -> bool:
         """Takes finished rows out of the batch; False when none is left."""
-        if live_B.all():
+        if len(live_B) and live_B.all():
             return True
         self.generation.tokens_BL[self.source.rows_B] = self.tokens_BL
         keep = live_B.nonzero().flatten()

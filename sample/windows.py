@@ -123,7 +123,7 @@ class CachedBlocks:
         """Writes columns [0, stop) in one pass, without the head."""
         if stop:
             everyone_B = torch.ones_like(self.rows_B, dtype=torch.bool)
-            self._run(store_columns, "prefill", tokens_BL, 0, stop, everyone_B)
+            self._run(self._store, "prefill", tokens_BL, 0, stop, everyone_B)
 
     def logits(self, tokens_BL: Tensor, start: int, stop: int, working_B: Tensor) -> Tensor:
         """Logits (B, G, V) of columns [start, stop), given them and what is stored."""

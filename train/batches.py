@@ -108,6 +108,9 @@ class BatchSource:
         if self.config.objective != "autoregressive":
             rate = loss.mean_mask_rate()
             spread += 0.25 * counts.mean()
+        if self.config.objective == "block_diffusion":
+            # Blocks behind a short answer take part of the strata with them.
+            spread += self.response_length * self.config.block_length / 48
         bound = rows * counts.mean() * rate + counts.max() + 6 * math.sqrt(rows * spread)
         if rows < self.batch_size and self.config.objective != "autoregressive":
             bound = rows * self.response_length  # a share of the rows holds a random part of the strata

@@ -206,6 +206,7 @@ class Run:
         return {
             "config": asdict(self.config),
             "supervised_end": self.config.supervised_end,
+            "response_length": self.config.data.response_length,
             "step": self.step,
             "tokens_seen": self.tokens_seen,
             "predicted": self.predicted,

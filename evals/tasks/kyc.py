@@ -93,6 +93,10 @@ DECOY_PHRASINGS = {
     ),
 }
 
+# A town is a stem (a real town or a surname) and an ending. Real towns alone would be so few that a model learns to
+# recite those of train instead of copying what it reads.
+TOWN_ENDINGS = ("", "", "", "", "by", "dorf", "field", "ford", "ham", "holm", "ton", "ville")
+
 LAYOUTS = (("\n", ""), ("; ", ""), (". ", "."), (" | ", ""), (", ", ""))  # (between two phrases, after the last one)
 TRAIN_TEMPLATES = 128
 UNSEEN_TEMPLATES = 32
@@ -168,7 +172,7 @@ def make(split: str, row: int, seed: int, knobs: KycKnobs) -> Example:
     surnames, cities = open_values(split)
     first_name, *other_first_names = distinct(random, FIRST_NAMES, 3)
     surname, *other_surnames = distinct(random, surnames, 3)
-    city, other_city = distinct(random, cities, 2)
+    city, other_city = (town + pick(random, TOWN_ENDINGS) for town in distinct(random, cities + surnames, 2))
     officer, referee = map(" ".join, zip(other_first_names, other_surnames, strict=True))
     born, issued, expires = day(random, 1940, 2006), day(random, 2016, 2024), day(random, 2027, 2036)
     income = _cents(random, 800, 20_000)

@@ -1,0 +1,146 @@
+"""A system is a trained arm with one decoder setting: prompts in, texts and what they cost out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from mdlm.checkpoint import load_checkpoint, read_header
+from mdlm.errors import UserError
+from mdlm.tokenizer import Tokenizer
+from mdlm.transformer import Transformer
+from sample import AutoregressiveConfig, DenoiseConfig, Generation, decode, denoise
+from sample.generation import canvas
+from sample.ledger import RowLedger
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to decode: `denoise` for the diffusion arms, greedy with a cache for the autoregressive one."""
+
+    name: str
+    denoise: DenoiseConfig | None = None
+
+
+GREEDY = Setting("greedy")
+
+
+def sweep(objective: str, block_length: int, response_columns: int) -> list[Setting]:
+    """The settings of an arm that are compared on the dev split: fixed counts and confidence thresholds.
+
+    Full canvas for masked diffusion, trained blocks for block diffusion. The first is one token a pass, where only
+    the model gap shows.
+    """
+    if objective == "autoregressive":
+        return [GREEDY]
+    window = block_length if objective == "block_diffusion" else response_columns
+    fixed = [window // per_pass for per_pass in (1, 2, 4, 8) if window // per_pass >= 1]
+    settings = [Setting(f"{steps} passes a window", DenoiseConfig(max_denoising_steps=steps)) for steps in fixed]
+    for threshold in (0.95, 0.8, 0.6):
+        settings.append(Setting(f"threshold {threshold:g}", DenoiseConfig(threshold=threshold)))
+    return settings
+
+
+@dataclass(frozen=True)
+class Output:
+    """One row's answer and its cost; `ledger` is None for a prompt that does not fit the model."""
+
+    text: str
+    ledger: RowLedger | None
+
+
+class Arm:
+    """A loaded checkpoint with the columns it was trained on."""
+
+    def __init__(self, folder: Path, *, dtype: torch.dtype, device: str) -> None:
+        header = read_header(folder)
+        self.model: Transformer
+        self.tokenizer: Tokenizer
+        self.model, self.tokenizer = load_checkpoint(folder, dtype=dtype, device=device)
+        self.folder, self.objective = folder, self.model.config.objective
+        self.tokens_seen: int = header["tokens_seen"]
+        self.response_columns: int = header["response_length"]
+        self.prompt_columns = self.model.config.max_length - self.response_columns
+
+    def generate(self, prompts: Sequence[Sequence[int]], setting: Setting, **changes: Any) -> Generation:
+        """Decodes token prompts in fixed columns; `changes` go into the decoder's config (`compile=True`)."""
+        config = self.model.config
+        if setting.denoise is None:
+            greedy = AutoregressiveConfig(self.response_columns, prompt_columns=self.prompt_columns, **changes)
+            return decode(self.model, prompts, greedy)
+        canvas_BL, valid_BL, start = canvas(
+            prompts,
+            self.response_columns,
+            pad_id=config.pad_token_id,
+            mask_id=config.mask_token_id,
+            columns=self.prompt_columns,
+        )
+        return denoise(
+            self.model,
+            canvas_BL,
+            DenoiseConfig(**(vars(setting.denoise) | changes)),
+            mask_id=config.mask_token_id,
+            end_id=config.end_token_id,
+            valid_BL=valid_BL,
+            response_start=start,
+        )
+
+    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Prompts as token ids, each behind a begin token."""
+        begin = self.model.config.begin_token_id
+        return [[begin, *ids] for ids in self.tokenizer.encode_batch(prompts)]
+
+    def answer(self, prompts: Sequence[str], setting: Setting, batch_size: int) -> Iterator[Output]:
+        """Texts and costs, in the prompts' order. A prompt that does not fit gets an empty text."""
+        rows = self.encode(prompts)
+        fitting = [index for index, row in enumerate(rows) if len(row) <= self.prompt_columns]
+        outputs = [Output("", None)] * len(rows)
+        # Neighbours of equal length waste least; the results do not depend on it.
+        for first in range(0, len(fitting), batch_size):
+            chosen = fitting[first : first + batch_size]
+            made = self.generate([rows[index] for index in chosen], setting)
+            for index, tokens, ledger in zip(chosen, made.answers(), made.ledger.rows(), strict=True):
+                outputs[index] = Output(self.tokenizer.decode(tokens), ledger)
+        yield from outputs
+
+    def one_stream(self, prompts: Sequence[str], setting: Setting, *, repeats: int, compiled: bool) -> dict[str, Any]:
+        """Useful tokens per second with one row at a time: seconds end to end, tokens up to the end token.
+
+        The first decode warms up and is left out; then all prompts, `repeats` times.
+        """
+        rows = [row for row in self.encode(prompts) if len(row) <= self.prompt_columns]
+        if not rows:
+            raise UserError("no prompt fits the model; speed cannot be measured")
+        self.generate(rows[:1], setting, compile=compiled)
+        seconds, tokens, passes = [], 0, 0
+        rates = []
+        for _ in range(repeats):
+            tokens, passes, spent = 0, 0, 0.0
+            for row in rows:
+                since = time.perf_counter()
+                made = self.generate([row], setting, compile=compiled)
+                if self.model.device.type == "cuda":
+                    torch.cuda.synchronize()
+                seconds.append(time.perf_counter() - since)
+                spent += seconds[-1]
+                account = made.ledger.row(0)
+                tokens, passes = tokens + account.kept, passes + account.total_passes
+            rates.append(tokens / spent)
+        ordered = sorted(seconds)
+        return {
+            "useful_tokens_per_second": median(rates),
+            "useful_tokens_per_second_of_repeats": rates,
+            "seconds_p50": median(ordered),
+            "seconds_p90": ordered[int(0.9 * (len(ordered) - 1))],
+            "rows": len(rows),
+            "repeats": repeats,
+            "useful_tokens": tokens,
+            "passes": passes,
+            "compiled": compiled,
+        }

@@ -220,8 +220,13 @@ def _evaluate(
     prompts = [row["prompt"] for row in rows["test"][: config.speed_rows]]
     modes = {"speed-eager": False} | ({"speed-compiled": True} if config.speed_compiled else {})
     for name, compiled in modes.items():
-        yield cell(name, "speed", lambda c=compiled: {"setting": frozen.name} | last.one_stream(
-            prompts, frozen, repeats=config.speed_repeats, compiled=c))
+        yield cell(
+            name,
+            "speed",
+            lambda c=compiled: (
+                {"setting": frozen.name} | last.one_stream(prompts, frozen, repeats=config.speed_repeats, compiled=c)
+            ),
+        )
     for checkpoint in checkpoints[:-1]:
         yield cell(
             f"curve-{checkpoint.name}",
@@ -236,9 +241,7 @@ def _read_rows(path: Path, config: GapConfig, split: str) -> list[dict[str, str]
         return [json.loads(line) for line, _ in zip(lines, range(limit), strict=False)]
 
 
-def _quality(
-    config: GapConfig, arm: Arm, setting: Setting, split: str, rows: list[dict[str, str]]
-) -> dict[str, Any]:
+def _quality(config: GapConfig, arm: Arm, setting: Setting, split: str, rows: list[dict[str, str]]) -> dict[str, Any]:
     """Scores one setting on one split: the means, the exact match's interval, the passes, and every row's result."""
     outputs: list[Output] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:

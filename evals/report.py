@@ -17,7 +17,7 @@ from evals.statistics import ratio_interval
 from mdlm.errors import UserError
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402 — after the backend is chosen
+from matplotlib import pyplot
 
 TWIN = "autoregressive"
 COLORS = {"autoregressive": "#444444", "masked_diffusion": "#d1495b", "block_diffusion": "#00798c"}
@@ -144,17 +144,20 @@ def tables(summary: dict[str, Any]) -> Iterable[tuple[str, list[dict[str, str]]]
     speeds = [_speed_row(row) for row in arms if "speed_eager" in row]
     if speeds:
         yield "Speed at one stream, useful tokens a second", speeds
-    yield "Training budget", [
-        {
-            "arm": _name(row),
-            "parameters": f"{row['parameters']:,}",
-            "steps × rows": f"{row['steps']:,} × {row['rows_a_step']}",
-            "tokens seen": f"{row['tokens_seen']:,}",
-            "predicted": f"{row['predicted']:,}",
-        }
-        | {f"steps to {share} of twin": f"{at:,}" if at else "not reached" for share, at in row["budget"].items()}
-        for row in arms
-    ]
+    yield (
+        "Training budget",
+        [
+            {
+                "arm": _name(row),
+                "parameters": f"{row['parameters']:,}",
+                "steps × rows": f"{row['steps']:,} × {row['rows_a_step']}",
+                "tokens seen": f"{row['tokens_seen']:,}",
+                "predicted": f"{row['predicted']:,}",
+            }
+            | {f"steps to {share} of twin": f"{at:,}" if at else "not reached" for share, at in row["budget"].items()}
+            for row in arms
+        ],
+    )
 
 
 def _name(row: dict[str, Any]) -> str:

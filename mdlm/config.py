@@ -46,10 +46,27 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise UserError(f"objective {self.objective!r} is unknown; choose one of {', '.join(OBJECTIVES)}")
-        sizes = ["vocab_size", "dim", "layers", "heads", "kv_heads", "head_dim", "hidden_dim", "max_length", "block_length"]
+        sizes = [
+            "vocab_size",
+            "dim",
+            "layers",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "hidden_dim",
+            "max_length",
+            "block_length",
+        ]
         for name in sizes:
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+            if not type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)!r}; it must be a whole number of at least 1")
+        for name in ("rope_theta", "norm_eps"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+                raise UserError(f"{name} is {value!r}; it must be a number above 0")
+        for name in ("qk_norm", "tie_embeddings", "causal_prompt"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         if self.heads % self.kv_heads:
             raise UserError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.head_dim % 2:
@@ -58,7 +75,7 @@ class ModelConfig:
         for offset, name in enumerate(specials):
             if getattr(self, name) == -1:
                 object.__setattr__(self, name, self.vocab_size - 4 + offset)
-            if not 0 <= getattr(self, name) < self.vocab_size:
+            if not isinstance(getattr(self, name), int) or not 0 <= getattr(self, name) < self.vocab_size:
                 raise UserError(f"{name} is {getattr(self, name)}, outside the vocabulary of {self.vocab_size} tokens")
         if len({getattr(self, name) for name in specials}) < len(specials):
             raise UserError("mask, end, pad and begin must be four different token ids")
@@ -77,7 +94,9 @@ class ModelConfig:
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise UserError(f"{source}: unknown model field {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        if missing := sorted(known - set(values)):
+            raise UserError(f"{source}: model field {missing[0]!r} is missing; the file is damaged, take another one")
         try:
             return cls(**values)
-        except TypeError as error:
+        except UserError as error:
             raise UserError(f"{source}: {error}") from error

@@ -60,7 +60,9 @@ def pad_left(prompts: Sequence[Sequence[int]], pad_id: int, columns: int | None 
 
     `columns` is P; default, the longest prompt. An empty prompt is refused: there is nothing to predict from.
     """
-    width = max(map(len, prompts), default=0) if columns is None else columns
+    if not prompts:
+        raise UserError("there is no prompt to decode; give at least one")
+    width = max(map(len, prompts)) if columns is None else columns
     tokens_BP = torch.full((len(prompts), width), pad_id, dtype=torch.int64)
     valid_BP = torch.zeros(len(prompts), width, dtype=torch.bool)
     for row, prompt in enumerate(prompts):

@@ -12,6 +12,7 @@ import torch
 
 from mdlm.config import ModelConfig
 from mdlm.corruption import stratified_times
+from mdlm.errors import UserError
 from mdlm.objectives import Batch, LossConfig, blocks_in_response
 from train.config import SupervisedEnd
 from train.data import TokenDataset
@@ -36,7 +37,7 @@ class BatchSource:
         processes: int = 1,
     ) -> None:
         if batch_size % processes:
-            raise ValueError(f"batch_size {batch_size} does not divide over {processes} processes")
+            raise UserError(f"batch_size {batch_size} does not divide over {processes} processes; make it a multiple")
         self.dataset, self.config, self.seed, self.supervised_end = dataset, config, seed, supervised_end
         self.batch_size = batch_size
         self.prompt_length = dataset.manifest.prompt_length

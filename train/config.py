@@ -79,6 +79,15 @@ class OptimizerConfig:
     """The last part of the run over which the rate falls linearly to zero; before that it is constant."""
     gradient_clip: float = 1.0
 
+    def __post_init__(self) -> None:
+        for name in ("lr", "adamw_lr", "gradient_clip"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"optimizer.{name} is {getattr(self, name)}; it must be above 0")
+        if self.weight_decay < 0 or self.warmup_steps < 0 or not 0 <= self.decay_fraction <= 1:
+            raise UserError("optimizer: weight_decay and warmup_steps must be 0 or more, decay_fraction within [0, 1]")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"optimizer.betas are {self.betas}; each must be at least 0 and below 1")
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -105,11 +114,19 @@ class TrainConfig:
     """`auto` goes on from the newest checkpoint in `output`, or starts when there is none."""
 
     def __post_init__(self) -> None:
-        for (
-            name
-        ) in ["steps", "batch_size", "validate_every", "validation_batches", "checkpoint_every", "keep_checkpoints", "log_every"]:
+        for name in [
+            "steps",
+            "batch_size",
+            "validate_every",
+            "validation_batches",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "log_every",
+        ]:
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.seed < 0:
+            raise UserError(f"seed is {self.seed}; it must be 0 or more")
 
     @property
     def supervised_end(self) -> SupervisedEnd:

@@ -7,6 +7,7 @@ A run's folder holds `config.yaml`, `log.jsonl`, `data/` (token files) and `step
 from __future__ import annotations
 
 import json
+import math
 import platform
 import shutil
 import signal
@@ -14,16 +15,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -48,6 +51,19 @@ class TrainingStep(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return self.compute(self.model, batch, self.loss, self.capacity)
+
+
+class _Window:
+    """Steps since the last log record, still on the device."""
+
+    def __init__(self, tokens_before: int) -> None:
+        self.losses: list[Tensor] = []
+        self.counts: list[dict[str, Tensor]] = []
+        self.tokens_before, self.since = tokens_before, time.perf_counter()
+
+    def add(self, loss: Tensor, counts: dict[str, Tensor]) -> None:
+        self.losses.append(loss)
+        self.counts.append(counts)
 
 
 class Run:
@@ -85,87 +101,113 @@ class Run:
         self.console = Console(stderr=True, quiet=not self.accelerator.is_main_process)
 
     def resume(self) -> None:
-        """Goes on from the newest readable checkpoint in the run's folder, naming the ones passed over."""
-        for folder in reversed(checkpoints_in(self.folder)):
+        """Goes on from the newest readable checkpoint in the run's folder, naming the ones passed over.
+
+        A checkpoint of a run that would see other batches or another optimizer is refused.
+        """
+        folders = checkpoints_in(self.folder)
+        for folder in reversed(folders):
             try:
                 saved, _ = load_checkpoint(folder)
                 state = load_file(folder / "state" / "optimizer.safetensors")
                 progress = json.loads((folder / "state" / "progress.json").read_text())
-            except (UserError, OSError, ValueError, Exception) as error:
+            except (UserError, OSError, ValueError, SafetensorError) as error:
                 self.console.print(f"passed over {folder.name}: {error}")
                 continue
-            if saved.config != self.model.config or progress["seed"] != self.config.seed:
-                raise UserError(f"{folder} was trained with another model or seed; choose another output folder")
+            if saved.config != self.model.config:
+                raise UserError(f"{folder} holds another model; choose another output folder")
+            for name, value in self._identity().items():
+                if progress.get(name) != value:
+                    raise UserError(
+                        f"{folder} was trained with {name} {progress.get(name)!r}, the config says {value!r}; "
+                        "restore it, or choose another output folder"
+                    )
             self.model.load_state_dict(saved.state_dict())
             self.optimizers.load_state_tensors(state, str(folder))
             self.step, self.tokens_seen = progress["step"], progress["tokens_seen"]
             self.predicted = progress["predicted"]
             self.console.print(f"resumed from {folder} at step {self.step}")
             return
+        if folders:
+            raise UserError(f"no checkpoint in {self.folder} can be read; mend or delete them to start again")
         self.console.print(f"no checkpoint in {self.folder} yet; starting at step 0")
+
+    def _identity(self) -> dict[str, Any]:
+        """What a run must keep to be the same run when it goes on."""
+        return {
+            "seed": self.config.seed,
+            "batch_size": self.config.batch_size,
+            "optimizer": asdict(self.config.optimizer) | {"betas": list(self.config.optimizer.betas)},
+            "loss": asdict(self.config.loss),
+            "supervised_end": self.config.supervised_end,
+            "tokens_sha256": self.manifests["train"].tokens_sha256,
+        }
 
     def train(self) -> bool:
         """Runs to the last step. False when a signal ended it earlier; the state is saved either way."""
-        config, columns = (
-            self.config,
-            (
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[status]}"),
-                TimeRemainingColumn(),
-            ),
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(),
         )
-        log = (self.folder / "log.jsonl").open("a") if self.accelerator.is_main_process else None
-        with _stop_requests() as stop_requested, Progress(*columns, console=self.console) as progress:
+        config, log_path = self.config, self.folder / "log.jsonl"
+        log = log_path.open("a") if self.accelerator.is_main_process else nullcontext()
+        with log as lines, _stop_requests() as asked, Progress(*columns, console=self.console) as progress:
             task = progress.add_task(config.model.objective, total=config.steps, completed=self.step, status="")
-            window: list[tuple[Tensor, dict[str, Tensor]]] = []
-            tokens_before, since = self.tokens_seen, time.perf_counter()
-            while self.step < config.steps and not stop_requested():
-                batch = self.batches.batch(self.step)
-                self.tokens_seen += int(batch.valid_BL.sum()) * self.accelerator.num_processes
-                loss, counts = self.module(batch.to(self.accelerator.device))
-                self.accelerator.backward(loss)
-                norm = self.accelerator.clip_grad_norm_(self.model.parameters(), config.optimizer.gradient_clip)
-                rate = self.optimizers.step(self.step)
-                self.step += 1
-                window.append((loss.detach(), {"gradient_norm": norm, **counts}))
-                if self.step % config.log_every == 0 or self.step == config.steps:
-                    seconds = time.perf_counter() - since
-                    record = self._summarise(window, rate, (self.tokens_seen - tokens_before) / seconds)
-                    if self.step % config.validate_every == 0 or self.step == config.steps:
-                        record["validation_loss"] = self.validate()
-                    if log:
-                        print(json.dumps(record), file=log, flush=True)
-                    status = f"loss {record['loss']:.3f}  {record['tokens_per_second']:,.0f} tok/s"
-                    progress.update(task, completed=self.step, status=status)
-                    window, tokens_before, since = [], self.tokens_seen, time.perf_counter()
-                if self.step % config.checkpoint_every == 0 or self.step == config.steps:
-                    before_saving = time.perf_counter()
+            window = _Window(self.tokens_seen)
+            while self.step < config.steps and not asked():
+                window.add(*self._one_step())
+                last = self.step == config.steps or asked()
+                validates = last or self.step % config.validate_every == 0
+                saves = last or self.step % config.checkpoint_every == 0
+                # Whatever is saved has been checked and counted: a checkpoint closes the window as well.
+                if not (validates or saves or self.step % config.log_every == 0):
+                    continue
+                record = self._close(window)
+                if validates:
+                    record["validation_loss"] = self.validate()
+                if lines:
+                    print(json.dumps(record), file=lines, flush=True)
+                status = f"loss {record['loss']:.3f}  {record['tokens_per_second']:,.0f} tok/s"
+                progress.update(task, completed=self.step, status=status)
+                if saves:
                     self.save()
-                    since += time.perf_counter() - before_saving
-            finished = self.step >= config.steps
-        if not finished:
-            self.save()
-        if log:
-            log.close()
-        return finished
+                window = _Window(self.tokens_seen)
+        return self.step >= config.steps
 
-    def _summarise(self, window: list, rate: float, tokens_per_second: float) -> dict[str, Any]:
-        losses = torch.stack([loss for loss, _ in window]).tolist()
-        totals = {key: torch.stack([counts[key].float() for _, counts in window]) for key in window[0][1]}
-        self.predicted += int(totals["predicted"].sum()) * self.accelerator.num_processes
-        if not all(map(_is_finite, losses)):
-            raise UserError(f"the loss is not finite near step {self.step}; lower optimizer.lr, then start again")
+    def _one_step(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Forward, backward, update. Waits for nothing on the device."""
+        batch = self.batches.batch(self.step)
+        self.tokens_seen += int(batch.valid_BL.sum()) * self.accelerator.num_processes
+        loss, counts = self.module(batch.to(self.accelerator.device))
+        self.accelerator.backward(loss)
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.optimizer.gradient_clip)
+        self.optimizers.step(self.step)
+        self.step += 1
+        return loss.detach(), {"gradient_norm": norm, **counts}
+
+    def _close(self, window: _Window) -> dict[str, Any]:
+        """The window's log record. A loss that is not finite ends the run before anything is saved."""
+        seconds = time.perf_counter() - window.since
+        losses = torch.stack(window.losses).tolist()
+        counts = {key: torch.stack([c[key].float() for c in window.counts]) for key in window.counts[0]}
+        if not all(map(math.isfinite, losses)):
+            raise UserError(
+                f"the loss is not finite near step {self.step}; lower optimizer.lr and start again "
+                f"(checkpoints in {self.folder} are from before)"
+            )
+        self.predicted += int(counts["predicted"].sum()) * self.accelerator.num_processes
         return {
             "step": self.step,
-            "loss": sum(losses) / len(losses),
-            "gradient_norm": float(totals["gradient_norm"].mean()),
-            "learning_rate": rate,
-            "tokens_per_second": tokens_per_second,
+            "loss": fmean(losses),
+            "gradient_norm": float(counts["gradient_norm"].mean()),
+            "learning_rate": self.optimizers.rate(self.step - 1),
+            "tokens_per_second": (self.tokens_seen - window.tokens_before) / seconds,
             "tokens_seen": self.tokens_seen,
             "predicted": self.predicted,
-            "overflow": int(totals["overflow"].sum()),
+            "overflow": int(counts["overflow"].sum()),
         }
 
     def validate(self) -> float | None:
@@ -184,9 +226,8 @@ class Run:
         self.accelerator.wait_for_everyone()
         if not self.accelerator.is_main_process:
             return
-        progress = {
+        progress = self._identity() | {
             "step": self.step,
-            "seed": self.config.seed,
             "tokens_seen": self.tokens_seen,
             "predicted": self.predicted,
         }
@@ -217,10 +258,6 @@ class Run:
             "machine": f"{platform.machine()}, {self.accelerator.device.type}, {torch.get_num_threads()} threads",
             "processes": self.accelerator.num_processes,
         }
-
-
-def _is_finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")
 
 
 def _commit() -> str | None:

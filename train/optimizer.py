@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from mdlm.errors import UserError
 from train.config import OptimizerConfig
 
+_STATE = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, torch.optim.Muon: {"momentum_buffer"}}
+
 
 def learning_rate_factor(step: int, steps: int, config: OptimizerConfig) -> float:
     """Share of the peak rate at `step` (from 0): linear warm-up, constant, linear decay to zero over the last part."""
@@ -40,15 +42,18 @@ class Optimizers:
         self.all.append(optimizer)
         self._peaks.append(peak)
 
-    def step(self, step: int) -> float:
-        """Applies the gradients at the rate of `step`, clears them, and returns the first optimizer's rate."""
+    def rate(self, step: int) -> float:
+        """The first optimizer's learning rate at `step`."""
+        return self._peaks[0] * learning_rate_factor(step, self.steps, self.config)
+
+    def step(self, step: int) -> None:
+        """Applies the gradients at the rate of `step` and clears them."""
         factor = learning_rate_factor(step, self.steps, self.config)
         for optimizer, peak in zip(self.all, self._peaks, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = peak * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return self._peaks[0] * factor
 
     def state_tensors(self) -> dict[str, Tensor]:
         """All optimizer state, each tensor under `parameter name/state name`."""
@@ -67,8 +72,10 @@ class Optimizers:
                 for parameter in group["params"]:
                     name = self._names[id(parameter)] + "/"
                     found = {k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)}
-                    if not found:
-                        raise UserError(f"{source}: no optimizer state for {name[:-1]}; resume from another checkpoint")
+                    if set(found) != _STATE[type(optimizer)]:
+                        raise UserError(
+                            f"{source}: no state of this optimizer for {name[:-1]}; take another checkpoint"
+                        )
                     for key, value in found.items():
                         device = "cpu" if key == "step" and not group.get("fused") else parameter.device
                         found[key] = value.to(device)

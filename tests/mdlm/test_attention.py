@@ -25,7 +25,8 @@ def seen(config, valid_BL, response_start):
 
 
 def test_positions_count_from_a_rows_first_real_token():
-    assert logical_positions(validity("..abc", "abcd.", "abcde")).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 3], [0, 1, 2, 3, 4]]  # fmt: skip
+    positions_BL = logical_positions(validity("..abc", "abcd.", "abcde"))
+    assert positions_BL.tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 3], [0, 1, 2, 3, 4]]
 
 
 def test_autoregressive_positions_see_what_came_before():

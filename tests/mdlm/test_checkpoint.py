@@ -189,7 +189,7 @@ def test_another_version_is_named(folder, version):
         ({"heads": 3}, "heads"),
         ({"mask_token_id": 260}, "mask_token_id"),
         ({"mask_token_id": "3"}, "config.json"),
-        ({"pad_token_id": 256}, "four different"),
+        ({"pad_token_id": 0}, "four different"),
         ({"colour": 1}, "'colour'"),
     ],
 )

@@ -59,7 +59,8 @@ def test_a_blocks_logits_see_earlier_clean_blocks_and_their_own_noisy_copy_alone
     expected[length + start : length + stop] = True
     assert touched(seen[0]).tolist() == expected.tolist()
     padding_D = seen[0].grad[1, 0]
-    assert not batch.valid_BL[1, 0] and (padding_D == 0).all()
+    assert not batch.valid_BL[1, 0]
+    assert (padding_D == 0).all()
 
 
 @pytest.mark.parametrize("block", range(3))
@@ -108,4 +109,5 @@ def test_padding_never_gets_a_gradient_from_the_loss(tiny_model, random_batch, o
         loss, _ = training_loss(model, batch, LossConfig(), 2 * RESPONSE)
     loss.backward()
     gradient_BL = seen[0].grad[:, : PROMPT + RESPONSE].abs().sum(-1)
-    assert (gradient_BL[~batch.valid_BL] == 0).all() and (gradient_BL[0, :PROMPT] > 0).all()
+    assert (gradient_BL[~batch.valid_BL] == 0).all()
+    assert (gradient_BL[0, :PROMPT] > 0).all()

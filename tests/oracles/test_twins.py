@@ -38,7 +38,7 @@ def test_another_seed_gives_other_weights():
 @pytest.mark.parametrize("prompt_padding", [0, 2])
 def test_the_autoregressive_probabilities_of_all_strings_sum_to_one(tiny_model, prompt_padding):
     model = tiny_model("autoregressive", vocab_size=6)
-    config, length = model.config, 4
+    config, length = model.config, 3
     pad, begin = config.pad_token_id, config.begin_token_id
     possible = [token for token in range(config.vocab_size) if token != config.mask_token_id]
     strings = torch.tensor(list(product(possible, repeat=length)))
@@ -52,7 +52,7 @@ def test_the_autoregressive_probabilities_of_all_strings_sum_to_one(tiny_model, 
         nll, counted, _ = next_token_loss(model, batch, LossConfig(), capacity=length)
         assert counted == length
         total += float(nll.double().neg().exp())
-    assert len(strings) == 5**4
+    assert len(strings) == 5**3
     assert total == pytest.approx(1, abs=1e-5)
 
 
@@ -74,4 +74,5 @@ def test_no_loss_depends_on_the_mask_tokens_logit(tiny_model, random_batch, obje
     before, _ = training_loss(model, batch, LossConfig(), 16)
     model.lm_head.weight[model.config.mask_token_id] += 50.0
     after, _ = training_loss(model, batch, LossConfig(), 16)
-    assert before == after and before > 0
+    assert before == after
+    assert before > 0

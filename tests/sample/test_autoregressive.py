@@ -66,6 +66,14 @@ def test_a_row_alone_is_the_row_in_a_batch(model, prompts, stop_check_every):
         assert alone.ledger.row(0) == together.ledger.row(row)
 
 
+@pytest.mark.parametrize("cache", [True, False])
+def test_wider_prompt_columns_change_neither_tokens_nor_accounts(model, prompts, cache):
+    narrow, wide = (decode(model, prompts, AutoregressiveConfig(10, prompt_columns=n, cache=cache)) for n in (None, 20))
+    assert wide.response_start == 20
+    assert responses(wide).equal(responses(narrow))
+    assert wide.ledger.rows() == narrow.ledger.rows()
+
+
 def test_how_seldom_one_looks_for_ends_does_not_change_the_answers(model, prompts):
     answers = [decode(model, prompts, AutoregressiveConfig(10, stop_check_every=n)).answers() for n in (1, 4, 10, 50)]
     assert answers[1:] == answers[:-1]

@@ -1,4 +1,4 @@
-"""The denoiser: what it may change, what it must fill, and that neither cache, batch nor padding shows in its tokens."""
+"""The denoiser: what it may change, what it must fill, and that neither cache, batch nor padding shows."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def test_a_row_alone_is_the_row_in_a_batch(ending_model, prompts, objective, con
 
 def test_the_rows_above_end_in_different_windows(ending_model, prompts):
     answers = decoded(ending_model("block_diffusion"), prompts, DenoiseConfig()).answers()
-    assert len({len(answer) // 4 for answer in answers}) > 1 and max(map(len, answers)) == 10
+    assert len({len(answer) // 4 for answer in answers}) > 1
+    assert max(map(len, answers)) == 10
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -132,15 +133,33 @@ def test_a_template_alone_is_the_template_in_a_batch(ending_model, objective, da
         assert alone.tokens_BL[0].equal(together.tokens_BL[row])
 
 
-@pytest.mark.xfail(strict=True, reason="a row is booked the prefill and store passes that only its neighbours need")
+def template_ledgers(model, tokens_BL):
+    """The account of each row alone, and in one batch."""
+    together = denoise(model, tokens_BL, mask_id=MASK, response_start=1).ledger.rows()
+    alone = [denoise(model, row[None], mask_id=MASK, response_start=1).ledger.row(0) for row in tokens_BL]
+    return list(zip(alone, together, strict=True))
+
+
+TEMPLATES = torch.tensor([[1, 2, 3, MASK, MASK], [1, MASK, MASK, MASK, MASK], [1, MASK, MASK, 2, 3]])
+"""In blocks of two behind a prompt of one: rows whose first and last masks lie in different blocks."""
+
+
+def test_a_template_takes_alone_the_passes_it_takes_in_a_batch(tiny_model):
+    for alone, together in template_ledgers(tiny_model("block_diffusion", block_length=2), TEMPLATES):
+        assert alone.passes == together.passes
+
+
+@pytest.mark.xfail(strict=True, reason="the fixed blocks before a row's first mask are booked only when it is alone")
 def test_a_template_costs_alone_what_it_costs_in_a_batch(tiny_model):
-    """Rows whose first and last masks lie in different blocks."""
-    model = tiny_model("block_diffusion", block_length=2)
-    tokens_BL = torch.tensor([[1, 2, 3, MASK, MASK], [1, MASK, MASK, MASK, MASK], [1, MASK, MASK, 2, 3]])
-    together = denoise(model, tokens_BL, mask_id=MASK, response_start=1)
-    for row in range(3):
-        alone = denoise(model, tokens_BL[row, None], mask_id=MASK, response_start=1)
-        assert alone.ledger.row(0) == together.ledger.row(row)
+    for alone, together in template_ledgers(tiny_model("block_diffusion", block_length=2), TEMPLATES):
+        assert alone == together
+
+
+@pytest.mark.xfail(strict=True, reason="a row without masks is booked the prefill of its neighbours")
+def test_a_row_without_masks_costs_nothing_in_a_batch_either(tiny_model):
+    full = torch.tensor([[1, 2, 3], [1, MASK, MASK]])
+    for alone, together in template_ledgers(tiny_model("block_diffusion", block_length=2), full):
+        assert alone == together
 
 
 @pytest.mark.parametrize("causal_prompt", [False, True])
@@ -152,7 +171,8 @@ def test_the_cache_does_not_show_in_the_result(ending_model, prompts, config, ca
     assert cached.tokens_BL.equal(uncached.tokens_BL)
     for with_cache, without in zip(cached.ledger.rows(), uncached.ledger.rows(), strict=True):
         assert with_cache.passes["denoise"] == without.passes["denoise"]
-        assert with_cache.passes["prefill"] == 1 and without.passes["prefill"] == without.passes["store"] == 0
+        assert with_cache.passes["prefill"] == 1
+        assert without.passes["prefill"] == without.passes["store"] == 0
 
 
 @pytest.mark.parametrize("temperature", [0.7, 2.0])
@@ -169,7 +189,8 @@ def test_the_seed_decides_what_is_sampled(ending_model, prompts):
     def sampled(seed):
         return decoded(model, prompts, DenoiseConfig(temperature=1.0, score="random", seed=seed)).tokens_BL
 
-    assert sampled(1).equal(sampled(1)) and not sampled(1).equal(sampled(2))
+    assert sampled(1).equal(sampled(1))
+    assert not sampled(1).equal(sampled(2))
 
 
 def test_blocks_are_filled_from_left_to_right_and_later_ones_stay_masked_until_then(ending_model, prompts):
@@ -179,7 +200,8 @@ def test_blocks_are_filled_from_left_to_right_and_later_ones_stay_masked_until_t
     for step in filled.trace:
         block = (step.start - filled.response_start) // 4
         behind = filled.response_start + 4 * (block + 1)
-        assert (step.tokens_BL[:, behind:] == MASK).all() and (step.tokens_BL[:, : step.start] != MASK).all()
+        assert (step.tokens_BL[:, behind:] == MASK).all()
+        assert (step.tokens_BL[:, : step.start] != MASK).all()
     assert filled.trace[-1].tokens_BL.equal(filled.tokens_BL)
 
 
@@ -207,7 +229,8 @@ def test_a_threshold_commits_all_that_reach_it_and_otherwise_one(ending_model, p
         assert step.committed_BG.sum(-1).equal(wanted_B)
         several |= bool((sure_BG.sum(-1) > 1).any())
         masked_BG &= ~step.committed_BG
-    assert several and not masked_BG.any()
+    assert several
+    assert not masked_BG.any()
 
 
 def test_one_pass_is_the_arg_max_of_every_position():
@@ -232,7 +255,8 @@ def test_an_end_token_stops_a_row_where_nothing_fixed_follows():
     filled = denoise(ends_at_once, tokens_BL, config, mask_id=MASK, end_id=END)
     first, second = filled.ledger.rows()
     assert (first.total_passes, second.total_passes) == (1, 3)
-    assert (filled.tokens_BL[0] == END).all() and filled.tokens_BL[1].tolist() == [END] * 9 + [7, END, END]
+    assert (filled.tokens_BL[0] == END).all()
+    assert filled.tokens_BL[1].tolist() == [END] * 9 + [7, END, END]
     stubborn = DenoiseConfig(block_length=4, max_denoising_steps=1, stop_at_end=False)
     assert denoise(ends_at_once, tokens_BL, stubborn, mask_id=MASK, end_id=END).ledger.row(0).total_passes == 3
 
@@ -241,13 +265,15 @@ def test_a_finished_row_is_no_longer_evaluated(ending_model, prompts, trunk_call
     model = ending_model("block_diffusion")
     with trunk_calls(model) as rows_of_calls:
         together = decoded(model, prompts, DenoiseConfig())
-    assert rows_of_calls[0] == len(prompts) and rows_of_calls[-1] < len(prompts)
+    assert rows_of_calls[0] == len(prompts)
+    assert rows_of_calls[-1] < len(prompts)
     assert together.ledger.total_calls == len(rows_of_calls)
 
 
 def test_an_untouched_canvas_costs_nothing(tiny_model):
     filled = denoise(tiny_model("block_diffusion"), torch.tensor([[1, 2, 3]]), mask_id=MASK, response_start=1)
-    assert filled.tokens_BL.tolist() == [[1, 2, 3]] and filled.ledger.total_calls == 0
+    assert filled.tokens_BL.tolist() == [[1, 2, 3]]
+    assert filled.ledger.total_calls == 0
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ def test_the_ledgers_calls_are_what_a_forward_hook_counts(ending_model, prompts,
     ledger = generation.ledger
     assert ledger.total_calls == len(rows_of_calls) > 0
     passes = [row.total_passes for row in ledger.rows()]
-    assert max(passes) <= len(rows_of_calls) and sum(passes) <= sum(rows_of_calls)
+    assert max(passes) <= len(rows_of_calls)
+    assert sum(passes) <= sum(rows_of_calls)
 
 
 @pytest.mark.parametrize(("objective", "config"), EVERY_DECODER)
@@ -69,7 +70,8 @@ def test_a_row_takes_at_least_the_passes_its_tokens_need(ending_model, prompts, 
     for row in run(ending_model(objective), config, prompts).ledger.rows():
         decoded = row.kept + row.thrown_away
         if objective == "autoregressive":
-            assert row.total_passes == decoded and row.passes["prefill"] == 1
+            assert row.total_passes == decoded
+            assert row.passes["prefill"] == 1
         elif config == DenoiseConfig() or config == DenoiseConfig(cache=False):
             assert row.passes["denoise"] == decoded, "one token a pass"
         else:
@@ -90,7 +92,8 @@ def test_a_row_by_hand_masked_diffusion(ending_model, prompts):
     config = DenoiseConfig(max_denoising_steps=3, stop_at_end=False)
     row = run(ending_model("masked_diffusion"), config, [prompts[0], prompts[2]]).ledger.row(1)
     assert {kind: n for kind, n in row.passes.items() if n} == {"denoise": 3}
-    assert row.positions["denoise"] == 3 * 14 and row.kv_positions == 3 * 14
+    assert row.positions["denoise"] == 3 * 14
+    assert row.kv_positions == 3 * 14
 
 
 def test_a_row_by_hand_autoregressive(ending_model, prompts):
@@ -98,8 +101,10 @@ def test_a_row_by_hand_autoregressive(ending_model, prompts):
     generation = run(ending_model("autoregressive"), AutoregressiveConfig(RESPONSE), [prompts[0], prompts[2]])
     row = generation.ledger.row(1)
     tokens = row.kept + row.thrown_away
-    assert row.passes["prefill"] == 1 and row.passes["decode"] == tokens - 1
-    assert row.positions["prefill"] == 4 and row.positions["decode"] == tokens - 1
+    assert row.passes["prefill"] == 1
+    assert row.passes["decode"] == tokens - 1
+    assert row.positions["prefill"] == 4
+    assert row.positions["decode"] == tokens - 1
     assert row.kv_positions == sum(range(4, 4 + tokens))
 
 
@@ -115,4 +120,5 @@ def test_fixed_tokens_are_no_decoded_tokens():
 
 def test_an_account_without_passes_has_no_rate():
     row = Ledger(1).row(0)
-    assert row.tokens_per_forward == 0.0 and row.to_dict()["passes"] == {}
+    assert row.tokens_per_forward == 0.0
+    assert row.to_dict()["passes"] == {}

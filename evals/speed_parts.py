@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 from unittest.mock import patch
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from evals.machine import DTYPES, measure_floor
 from evals.timing import Timing, alternate, distribution, paired_ratio, synchronize
 from mdlm.attention import KVCache
-from mdlm.config import OBJECTIVES, ModelConfig
+from mdlm.config import ModelConfig, Objective
 from mdlm.corruption import stratified_times
 from mdlm.objectives import Batch, LossConfig, blocks_in_response, training_loss
 from mdlm.transformer import Transformer
@@ -32,7 +32,7 @@ from train.optimizer import Optimizers
 
 K = TypeVar("K", bound=Hashable)
 
-SHAPES: dict[str, dict[str, int]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"vocab_size": 512, "dim": 128, "layers": 2, "heads": 2, "kv_heads": 2, "hidden_dim": 384},
     "2m": {"vocab_size": 1024, "dim": 192, "layers": 4, "heads": 3, "kv_heads": 3, "hidden_dim": 576},
     "30m": {"vocab_size": 8192, "dim": 512, "layers": 8, "heads": 8, "kv_heads": 8, "hidden_dim": 1536},
@@ -81,9 +81,9 @@ class Session:
         return torch.randint(config.vocab_size - 4, shape, generator=generator).to(self.device)
 
 
-def model_config(shape: str, objective: str = "block_diffusion", block_length: int = BLOCK) -> ModelConfig:
-    """A named shape as a model for rows of PROMPT + ANSWER tokens."""
-    return ModelConfig(objective, **SHAPES[shape], max_length=PROMPT + ANSWER, block_length=block_length)
+def model_config(shape: str, objective: Objective = "block_diffusion") -> ModelConfig:
+    """A named shape as a model for rows of PROMPT + ANSWER tokens, in blocks of BLOCK."""
+    return ModelConfig(objective, **SHAPES[shape], max_length=PROMPT + ANSWER, block_length=BLOCK)
 
 
 def check(what: str, measured: dict[str, Any], bound: float, *, at_most: bool, part: str, shape: str) -> dict[str, Any]:
@@ -144,7 +144,9 @@ def measure_training(shape: str, session: Session) -> dict[str, Any]:
     """Tokens/s of a training step for every objective, compiled beside eager."""
     result: dict[str, Any] = {"objectives": {}, "checks": []}
     result["tokens_a_step"] = tokens = session.batch_size * (PROMPT + ANSWER)
-    for objective in OBJECTIVES:
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")  # as `python -m train` does
+    for objective in get_args(Objective):
         timings = session.time(training_steps(model_config(shape, objective), session), session.repeats)
         measured: dict[str, Any] = {"modes": {}}
         for mode, timing in timings.items():
@@ -156,6 +158,7 @@ def measure_training(shape: str, session: Session) -> dict[str, Any]:
             what = f"{objective} training, tokens/s compiled : eager"
             result["checks"].append(check(what, speedup, 1.5, at_most=False, part="training", shape=shape))
         result["objectives"][objective] = measured
+    torch.set_float32_matmul_precision(precision)
     return result
 
 
@@ -249,8 +252,14 @@ def decoders(shape: str, session: Session) -> dict[str, Callable[[bool], Generat
 
     def in_blocks(compiled: bool) -> Generation:
         settings = DenoiseConfig(max_denoising_steps=PASSES, block_length=BLOCK, compile=compiled)
-        ids = {"mask_id": config.mask_token_id, "end_id": config.end_token_id}
-        return denoise(blockwise, canvas_BL, settings, **ids, response_start=start)
+        return denoise(
+            blockwise,
+            canvas_BL,
+            settings,
+            mask_id=config.mask_token_id,
+            end_id=config.end_token_id,
+            response_start=start,
+        )
 
     def by_token(compiled: bool) -> Generation:
         return decode(causal, [prompt], AutoregressiveConfig(max_new_tokens=ANSWER, compile=compiled))

@@ -58,7 +58,7 @@ class ModelConfig:
             "block_length",
         ]
         for name in sizes:
-            if not type(getattr(self, name)) is not int or getattr(self, name) < 1:
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)!r}; it must be a whole number of at least 1")
         for name in ("rope_theta", "norm_eps"):
             value = getattr(self, name)

@@ -126,6 +126,7 @@ def test_a_display_sees_every_token(model, prompts):
     ("objective", "prompts", "named"),
     [
         ("masked_diffusion", [[1]], "denoise"),
+        ("autoregressive", [], "no prompt"),
         ("autoregressive", [[1], []], "prompt 2"),
         ("autoregressive", [[1, VOCAB]], "token 12"),
         ("autoregressive", [[1, -1]], "token -1"),

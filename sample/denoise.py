@@ -164,7 +164,11 @@ class _Run:
         # Windows before the first mask are prefilled with the prompt.
         pending = [(start, stop) for start, stop in self.windows() if first < stop and start <= last]
         if pending:
-            self.source.prefill(self.tokens_BL, pending[0][0])
+            # Each row is booked its own columns before its first window, as if it were alone.
+            begin = self.generation.response_start
+            width = self.block_length or len(columns_L) - begin
+            own_B = begin + (first_masked_B - begin) // width * width
+            self.source.prefill(self.tokens_BL, pending[0][0], own_B, last_masked_B >= 0)
         for start, stop in pending:
             self._fill_window(start, stop)
             rows_B = self.source.rows_B

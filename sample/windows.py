@@ -70,7 +70,7 @@ class WholeCanvas:
             blocks_BL = block_indices(config, valid_BL, response_start)
             self.mask_BLS = visible(blocks_BL, blocks_BL)
 
-    def prefill(self, tokens_BL: Tensor, stop: int) -> None:
+    def prefill(self, tokens_BL: Tensor, stop: int, own_stop_B: Tensor, working_B: Tensor) -> None:
         """Nothing to do: every pass sees the prompt anew."""
 
     def logits(self, tokens_BL: Tensor, start: int, stop: int, working_B: Tensor) -> Tensor:
@@ -119,11 +119,12 @@ class CachedBlocks:
         self._logits = maybe_compiled(cached_columns, compiled)
         self._store = maybe_compiled(store_columns, compiled)
 
-    def prefill(self, tokens_BL: Tensor, stop: int) -> None:
-        """Writes columns [0, stop) in one pass, without the head."""
+    def prefill(self, tokens_BL: Tensor, stop: int, own_stop_B: Tensor, working_B: Tensor) -> None:
+        """Writes columns [0, stop) in one pass, without the head; a row is booked its columns before `own_stop_B`."""
         if stop:
-            everyone_B = torch.ones_like(self.rows_B, dtype=torch.bool)
-            self._run(self._store, "prefill", tokens_BL, 0, stop, everyone_B)
+            own_B = self.seen_BL.gather(1, (own_stop_B - 1).clamp(0, self.seen_BL.shape[1] - 1)[:, None])[:, 0]
+            self.ledger.count("prefill", self.rows_B, working_B, own_B, own_B)
+            self._call(self._store, tokens_BL, 0, stop)
 
     def logits(self, tokens_BL: Tensor, start: int, stop: int, working_B: Tensor) -> Tensor:
         """Logits (B, G, V) of columns [start, stop), given them and what is stored."""
@@ -138,6 +139,9 @@ class CachedBlocks:
         before_B = self.seen_BL[:, start - 1] if start else torch.zeros_like(self.rows_B)
         seen_B = self.seen_BL[:, stop - 1]
         self.ledger.count(kind, self.rows_B, working_B, seen_B - before_B, seen_B)
+        return self._call(function, tokens_BL, start, stop)
+
+    def _call(self, function: Callable, tokens_BL: Tensor, start: int, stop: int):
         window = slice(start, stop)
         return function(
             self.model,

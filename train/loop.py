@@ -156,8 +156,8 @@ class Run:
         log = log_path.open("a") if self.accelerator.is_main_process else nullcontext()
         with log as lines, _stop_requests() as asked, Progress(*columns, console=self.console) as progress:
             task = progress.add_task(config.model.objective, total=config.steps, completed=self.step, status="")
-            window = _Window(self.tokens_seen)
-            while self.step < config.steps and not asked():
+            window, last = _Window(self.tokens_seen), self.step >= config.steps
+            while not last:
                 window.add(*self._one_step())
                 last = self.step == config.steps or asked()
                 validates = last or self.step % config.validate_every == 0
@@ -172,7 +172,8 @@ class Run:
                     print(json.dumps(record), file=lines, flush=True)
                 status = f"loss {record['loss']:.3f}  {record['tokens_per_second']:,.0f} tok/s"
                 progress.update(task, completed=self.step, status=status)
-                if saves:
+                last = last or asked()
+                if last or saves:
                     self.save()
                 window = _Window(self.tokens_seen)
         return self.step >= config.steps

@@ -149,13 +149,11 @@ def test_a_template_takes_alone_the_passes_it_takes_in_a_batch(tiny_model):
         assert alone.passes == together.passes
 
 
-@pytest.mark.xfail(strict=True, reason="the fixed blocks before a row's first mask are booked only when it is alone")
 def test_a_template_costs_alone_what_it_costs_in_a_batch(tiny_model):
     for alone, together in template_ledgers(tiny_model("block_diffusion", block_length=2), TEMPLATES):
         assert alone == together
 
 
-@pytest.mark.xfail(strict=True, reason="a row without masks is booked the prefill of its neighbours")
 def test_a_row_without_masks_costs_nothing_in_a_batch_either(tiny_model):
     full = torch.tensor([[1, 2, 3], [1, MASK, MASK]])
     for alone, together in template_ledgers(tiny_model("block_diffusion", block_length=2), full):

@@ -133,7 +133,6 @@ def test_an_interrupted_run_goes_on_bit_exactly(straight, data, tmp_path, number
     assert_equal_states(final_state(tmp_path), final_state(folder))
 
 
-@pytest.mark.xfail(strict=True, reason="a signal between the end of a step and the next look at it saves nothing")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_interrupted_while_it_validates_is_saved(data, tmp_path, number):
     config = config_of(tmp_path, "autoregressive", validate_every=3)

@@ -7,8 +7,6 @@ comparison resumes, and a deleted record is computed again, alone.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,6 +23,8 @@ from evals.report import write_report
 from evals.statistics import share_interval
 from evals.systems import Arm, Output, Setting, sweep
 from evals.tasks import get_task
+from evals.tasks_cli import write_rows
+from evals.training import default_workers, train_all
 from mdlm.checkpoint import checkpoints_in
 from mdlm.config import Objective
 from mdlm.config_file import parse_config, write_config
@@ -64,6 +64,8 @@ class GapConfig:
     """The arms' common training config; objective, seed, data files and output are set for each arm."""
     arms: tuple[Objective, ...] = ("autoregressive", "masked_diffusion", "block_diffusion")
     seeds: tuple[int, ...] = (0,)
+    workers: int | None = None
+    """Arms trained at once. None: one for each core of a CPU, one on a GPU."""
     dtype: Literal["bf16", "fp32"] = "bf16"
     """Of the weights while decoding, the same for all arms."""
     batch_size: int = 50
@@ -86,9 +88,12 @@ def main(argv: list[str]) -> int:
     console, folder = Console(stderr=True), Path(config.output)
     _claim(config, folder)
     splits = _write_data(config, folder / "data")
-    runs = {(arm, seed): _train(config, folder, splits, arm, seed) for seed in config.seeds for arm in config.arms}
+    # The slowest arm first, so that none waits for it at the end.
+    order = sorted(config.arms, key=["block_diffusion", "masked_diffusion", "autoregressive"].index)
+    runs = {(arm, seed): _training(config, folder, splits, arm, seed) for seed in config.seeds for arm in order}
+    train_all(list(runs.values()), config.workers or default_workers())
     for (arm, seed), run in runs.items():
-        for name, path in _evaluate(config, folder, splits, arm, seed, run):
+        for name, path in _evaluate(config, folder, splits, arm, seed, Path(run.output)):
             console.print(f"[dim]{arm} seed {seed}: {name} -> {path}[/dim]")
     summary = write_report(folder)
     if options.json:
@@ -125,30 +130,22 @@ def _write_data(config: GapConfig, folder: Path) -> dict[str, Path]:
         splits = {name: folder / f"{name}.jsonl" for name in sizes}
         for name, rows in sizes.items():
             if not splits[name].exists():
-                _write_split(config, splits[name], name, rows)
+                knobs = family.read_knobs(task.knobs)
+                write_rows(splits[name], family.generate(name, rows, task.seed, knobs))
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.exists():
         Tokenizer.train(read_texts(splits["train"]), config.train.data.vocab_size).save(tokenizer)
     return splits
 
 
-def _write_split(config: GapConfig, path: Path, split: str, rows: int) -> None:
-    settings = [word for name, value in config.task.knobs.items() for word in ("--set", f"{name}={value}")]
-    words = f"make-data --task {config.task.name} --split {split} --rows {rows} --seed {config.task.seed}".split()
-    command = [sys.executable, "-m", "evals", *words, "--out", str(path), *settings]
-    _run(command, f"making the {split} split")
-
-
-def _train(config: GapConfig, folder: Path, splits: dict[str, Path], arm: Objective, seed: int) -> Path:
-    """Trains one arm in a process of its own, or goes on with it. Returns its run folder."""
-    run = folder / f"{arm}-seed{seed}"
-    every = max(1, config.train.steps // config.curve_checkpoints)
-    section = replace(
+def _training(config: GapConfig, folder: Path, splits: dict[str, Path], arm: Objective, seed: int) -> TrainConfig:
+    """The training run of one arm: the common config with its objective, seed, data and folder."""
+    return replace(
         config.train,
-        output=str(run),
+        output=str(folder / f"{arm}-seed{seed}"),
         seed=seed,
         resume="auto",
-        checkpoint_every=every,
+        checkpoint_every=max(1, config.train.steps // config.curve_checkpoints),
         keep_checkpoints=config.curve_checkpoints + 1,
         model=replace(config.train.model, objective=arm),
         data=replace(
@@ -158,21 +155,6 @@ def _train(config: GapConfig, folder: Path, splits: dict[str, Path], arm: Object
             tokenizer=str(folder / "data" / "tokenizer.json"),
         ),
     )
-    if checkpoints_in(run) and checkpoints_in(run)[-1].name == f"step-{config.train.steps:07d}":
-        return run
-    path = folder / f"{arm}-seed{seed}.yaml"
-    write_config(section, path)
-    _run([sys.executable, "-m", "train", str(path)], f"training {arm}")
-    return run
-
-
-def _run(command: list[str], what: str) -> None:
-    """Runs a command of this project; its output goes to stderr and its failure becomes ours."""
-    status = subprocess.run(command, stdout=sys.stderr).returncode
-    if status in (130, -2):
-        raise KeyboardInterrupt
-    if status:
-        raise UserError(f"{what} failed with exit status {status}; its own message stands above")
 
 
 def _evaluate(
@@ -214,9 +196,6 @@ def _evaluate(
     for name in rows:
         if name != "dev":
             yield cell(f"{name}-frozen", "quality", lambda n=name: _quality(config, last, frozen, n, rows[n]))
-    # Test itself at one token a pass, too: there only the model gap shows.
-    if settings[0] != frozen:
-        yield cell("test-reference", "quality", lambda: _quality(config, last, settings[0], "test", rows["test"]))
     prompts = [row["prompt"] for row in rows["test"][: config.speed_rows]]
     modes = {"speed-eager": False} | ({"speed-compiled": True} if config.speed_compiled else {})
     for name, compiled in modes.items():

@@ -59,6 +59,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=9, help=f"of each measurement, {LEAST_REPEATS} or more")
     parser.add_argument("--batch-size", type=int, default=32, help="rows of a training step")
     parser.add_argument("--seed", type=int, default=0, help="of weights and tokens")
+    parser.add_argument("--objective", nargs="+", choices=OBJECTIVES, default=OBJECTIVES, help="those to train")
     parser.add_argument("--eager", action="store_true", help="leave the compiled sides out")
     parser.add_argument("--out", type=Path, help="write the record to this file")
     parser.add_argument("--json", action="store_true", help="print the record as one JSON line")
@@ -84,7 +85,7 @@ def _settings(options: argparse.Namespace, shapes: dict[str, str]) -> dict[str, 
         "repeats": options.repeats,
         "batch_size": options.batch_size,
         "seed": options.seed,
-        "objectives": OBJECTIVES,
+        "objectives": options.objective,
         "token_rule": "training: all tokens of the rows; decoding: the answer up to and without its end token",
     }
 
@@ -103,6 +104,7 @@ def _measure(options: argparse.Namespace, shapes: dict[str, str]) -> dict[str, A
                 batch_size=options.batch_size,
                 modes=modes,
                 seed=options.seed,
+                objectives=options.objective,
                 advance=partial(progress.advance, task),
             )
             result[part] = PARTS[part](shape, session)

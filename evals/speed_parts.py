@@ -7,7 +7,7 @@ Shapes: B rows, R response columns, L positions, G positions of a pass.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
@@ -60,6 +60,8 @@ class Session:
     modes: tuple[str, ...]
     """`eager`, and `compiled` unless it is left out."""
     seed: int
+    objectives: Sequence[Objective] = get_args(Objective)
+    """Those whose training is measured."""
     advance: Callable[[], None] = lambda: None
     """Called after every timed call; a progress display."""
 
@@ -146,7 +148,7 @@ def measure_training(shape: str, session: Session) -> dict[str, Any]:
     result["tokens_a_step"] = tokens = session.batch_size * (PROMPT + ANSWER)
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")  # as `python -m train` does
-    for objective in get_args(Objective):
+    for objective in session.objectives:
         timings = session.time(training_steps(model_config(shape, objective), session), session.repeats)
         measured: dict[str, Any] = {"modes": {}}
         for mode, timing in timings.items():

@@ -34,15 +34,16 @@ GREEDY = Setting("greedy")
 def sweep(objective: str, block_length: int, response_columns: int) -> list[Setting]:
     """The settings of an arm that are compared on the dev split: fixed counts and confidence thresholds.
 
-    Full canvas for masked diffusion, trained blocks for block diffusion. The first is one token a pass, where only
-    the model gap shows.
+    Trained blocks for block diffusion, from one token a pass, where only the model gap shows. The full canvas for
+    masked diffusion, from two tokens a pass: at one it would take more passes than its twin.
     """
     if objective == "autoregressive":
         return [GREEDY]
-    window = block_length if objective == "block_diffusion" else response_columns
-    fixed = [window // per_pass for per_pass in (1, 2, 4, 8) if window // per_pass >= 1]
-    settings = [Setting(f"{steps} passes a window", DenoiseConfig(max_denoising_steps=steps)) for steps in fixed]
-    for threshold in (0.95, 0.8, 0.6):
+    blockwise = objective == "block_diffusion"
+    window, per_pass = (block_length, (1, 2, 4, 8)) if blockwise else (response_columns, (2, 4, 8))
+    counts = [DenoiseConfig(max_denoising_steps=max(1, window // tokens)) for tokens in per_pass]
+    settings = [Setting(f"{tokens} tokens a pass", config) for tokens, config in zip(per_pass, counts, strict=True)]
+    for threshold in (0.995, 0.98, 0.9):
         settings.append(Setting(f"threshold {threshold:g}", DenoiseConfig(threshold=threshold)))
     return settings
 

@@ -42,11 +42,11 @@ class Tokenizer:
         inner.encode_special_tokens = True  # not stored in the file, hence set here, once for every way in
         self._inner = inner
         self.specials = dict(specials)
-        self.mask_id, self.end_id, self.pad_id, self.begin_id = (
-            inner.token_to_id(specials[role]) for role in SPECIAL_TOKENS
-        )
+        vocabulary: dict[str, int] = inner.get_vocab(with_added_tokens=True)
+        ids = {role: vocabulary[specials[role]] for role in SPECIAL_TOKENS}
+        self.mask_id, self.end_id, self.pad_id, self.begin_id = (ids[role] for role in SPECIAL_TOKENS)
         self._special_ids = {self.mask_id, self.end_id, self.pad_id, self.begin_id}
-        self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocab_size = max(vocabulary.values()) + 1
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -147,7 +147,7 @@ class Tokenizer:
 
     def _piece(self, token: int) -> str:
         if token in self._special_ids:
-            return self._inner.id_to_token(token)
+            return str(self._inner.id_to_token(token))
         text = self._inner.decode([token], skip_special_tokens=False)
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -168,7 +168,7 @@ def _claim_specials(inner: tokenizers.Tokenizer, wanted: Mapping[str, str | int]
     for role in wanted:
         if role not in SPECIAL_TOKENS:
             raise UserError(f"unknown special token {role!r}; the roles are {', '.join(SPECIAL_TOKENS)}")
-    names = {}
+    names: dict[str, str] = {}
     for role, default in SPECIAL_TOKENS.items():
         name = wanted.get(role, default)
         if isinstance(name, int):

@@ -69,7 +69,7 @@ class Attention(nn.Module):
         q_BHLN = rotate(self.q_norm(rearrange(self.q_proj(x_BLD), split, n=self.head_dim)), rotary)
         k_BKLN = rotate(self.k_norm(rearrange(self.k_proj(x_BLD), split, n=self.head_dim)), rotary)
         v_BKLN = rearrange(self.v_proj(x_BLD), split, n=self.head_dim)
-        if cache is not None:
+        if cache is not None and columns_L is not None:
             k_BKLN, v_BKLN = cache.write(layer, columns_L, k_BKLN, v_BKLN)
         out_BHLN = attend(q_BHLN, k_BKLN, v_BKLN, mask_BLS)
         return self.o_proj(rearrange(out_BHLN, "b h l n -> b l (h n)"))

@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -54,18 +54,18 @@ def prepare(
         )
     folder = Path(folder)
     opened = open_source(source, split)
-    options = dict(
-        version=VERSION,
-        source=opened.name,
-        source_sha256=opened.sha256,
-        split=split,
-        tokenizer_sha256=tokenizer.fingerprint(),
-        vocab_size=tokenizer.vocab_size,
-        prompt_length=prompt_length,
-        response_length=response_length,
-        too_long=too_long,
-        on_error=on_error,
-    )
+    options: dict[str, Any] = {
+        "version": VERSION,
+        "source": opened.name,
+        "source_sha256": opened.sha256,
+        "split": split,
+        "tokenizer_sha256": tokenizer.fingerprint(),
+        "vocab_size": tokenizer.vocab_size,
+        "prompt_length": prompt_length,
+        "response_length": response_length,
+        "too_long": too_long,
+        "on_error": on_error,
+    }
     manifest = _existing(folder)
     if manifest is None or any(getattr(manifest, name) != value for name, value in options.items()):
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
@@ -137,7 +137,7 @@ class _Writer:
         self._text: list[int] = []  # tokens of running text that are not in a window yet
         self._text_windows = 0
 
-    def write(self, rows: Iterable[Row], rejects: Rejects, options: dict[str, object]) -> Manifest:
+    def write(self, rows: Iterable[Row], rejects: Rejects, options: dict[str, Any]) -> Manifest:
         digest = hashlib.sha256()
         with (self.folder / TOKENS).open("wb") as file:
             for batch in _batches(rows):

@@ -92,7 +92,8 @@ class Run:
 
         self.batches = source(train_set, config.seed)
         self.validation = source(validation_set, config.seed + 1) if validation_set else None
-        self.manifests = {"train": train_set.manifest, "validation": validation_set and validation_set.manifest}
+        self.train_manifest = train_set.manifest
+        self.validation_manifest = validation_set.manifest if validation_set else None
         self.step, self.tokens_seen, self.predicted = 0, 0, 0
         capacity = self.batches.capacity(config.loss)
         module = TrainingStep(self.model, config.loss, capacity, compiled=config.compile)
@@ -140,7 +141,7 @@ class Run:
             "optimizer": asdict(self.config.optimizer) | {"betas": list(self.config.optimizer.betas)},
             "loss": asdict(self.config.loss),
             "supervised_end": self.config.supervised_end,
-            "tokens_sha256": self.manifests["train"].tokens_sha256,
+            "tokens_sha256": self.train_manifest.tokens_sha256,
         }
 
     def train(self) -> bool:
@@ -194,9 +195,9 @@ class Run:
         seconds = time.perf_counter() - window.since
         losses = torch.stack(window.losses).tolist()
         counts = {key: torch.stack([c[key].float() for c in window.counts]) for key in window.counts[0]}
-        if not all(map(math.isfinite, losses)):
+        if not all(map(math.isfinite, losses + counts["gradient_norm"].tolist())):
             raise UserError(
-                f"the loss is not finite near step {self.step}; lower optimizer.lr and start again "
+                f"the loss or its gradient is not finite near step {self.step}; lower optimizer.lr and start again "
                 f"(checkpoints in {self.folder} are from before)"
             )
         self.predicted += int(counts["predicted"].sum()) * self.accelerator.num_processes
@@ -253,7 +254,10 @@ class Run:
             "tokens_seen": self.tokens_seen,
             "predicted": self.predicted,
             "parameters": self.model.num_parameters,
-            "data": {name: manifest and asdict(manifest) for name, manifest in self.manifests.items()},
+            "data": {
+                "train": asdict(self.train_manifest),
+                "validation": self.validation_manifest and asdict(self.validation_manifest),
+            },
             "commit": _commit(),
             "versions": {name: version(name) for name in ("torch", "accelerate", "tokenizers", "safetensors")},
             "machine": f"{platform.machine()}, {self.accelerator.device.type}, {torch.get_num_threads()} threads",

@@ -58,8 +58,8 @@ class Task:
     group: str
     splits: tuple[str, ...]
     knobs: type[Knobs]
-    schema: Callable[[Knobs], dict[str, Any]]
-    make: Callable[[str, int, int, Knobs], Example]
+    schema: Callable[[Any], dict[str, Any]]
+    make: Callable[[str, int, int, Any], Example]
 
     def generate(self, split: str, rows: int, seed: int, knobs: Knobs | None = None) -> Iterator[Example]:
         """Rows 0 … `rows` - 1 of a split, in order. Raises `UserError` at once for a split the task lacks."""

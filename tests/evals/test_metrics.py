@@ -83,7 +83,7 @@ def test_any_document_is_exactly_itself_however_it_is_spelled(document):
     try:
         parse_strictly(gold)
     except ValueError as error:
-        assert "duplicate" in str(error)  # two names of one object that are the same text in NFC
+        assert "duplicate" in str(error)  # noqa: PT017 — two names of one object that are the same text in NFC
         return
     assert score_document(json.dumps(document, indent=2), gold) == DocumentScore(True, True, 1.0, True)
 

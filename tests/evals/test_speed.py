@@ -128,16 +128,16 @@ def test_without_compiled_sides_no_target_is_checked(result):
 
 @pytest.mark.slow
 def test_a_compiled_step_stands_beside_the_eager_one_with_its_target():
-    done = speed("--part", "training", "--repeats", 1, "--json")
+    done = speed("--part", "training", "--objective", "autoregressive", "--repeats", 1, "--json")
     assert done.returncode == 0, done.stderr
     training = json.loads(done.stdout)["result"]["training"]
-    for objective, entry in zip(OBJECTIVES, training["checks"], strict=True):
-        modes = training["objectives"][objective]["modes"]
-        eager, compiled = modes["eager"]["seconds"], modes["compiled"]["seconds"]
-        assert compiled["first_call"] > eager["first_call"]  # it compiled
-        assert objective in entry["what"]
-        assert entry["measured"]["median"] == pytest.approx(eager["median"] / compiled["median"])
-        assert (entry["relation"], entry["asked"], entry["met"]) == ("at least", 1.5, None)
+    ((objective, measured),) = training["objectives"].items()
+    eager, compiled = (measured["modes"][mode]["seconds"] for mode in ("eager", "compiled"))
+    assert compiled["first_call"] > eager["first_call"]  # it compiled
+    (target,) = training["checks"]
+    assert objective in target["what"]
+    assert target["measured"]["median"] == pytest.approx(eager["median"] / compiled["median"])
+    assert (target["relation"], target["asked"], target["met"]) == ("at least", 1.5, None)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

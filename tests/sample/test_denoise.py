@@ -133,10 +133,20 @@ def test_a_template_alone_is_the_template_in_a_batch(ending_model, objective, da
         assert alone.tokens_BL[0].equal(together.tokens_BL[row])
 
 
-def template_ledgers(model, tokens_BL):
+@pytest.mark.xfail(strict=True, reason="a fixed end token ends a row only where a neighbour has masks before it")
+def test_an_end_token_in_a_template_means_the_same_alone_and_in_a_batch(tiny_model):
+    """Blocks of two; the first row's masks come after a block that holds a fixed end token."""
+    model = tiny_model("block_diffusion", block_length=2)
+    tokens_BL = torch.tensor([[1, 2, END, MASK, MASK], [1, MASK, MASK, MASK, MASK]])
+    options = {"mask_id": MASK, "end_id": END, "response_start": 1}
+    together = denoise(model, tokens_BL, **options)
+    assert denoise(model, tokens_BL[:1], **options).tokens_BL[0].equal(together.tokens_BL[0])
+
+
+def template_ledgers(model, tokens_BL, start=1):
     """The account of each row alone, and in one batch."""
-    together = denoise(model, tokens_BL, mask_id=MASK, response_start=1).ledger.rows()
-    alone = [denoise(model, row[None], mask_id=MASK, response_start=1).ledger.row(0) for row in tokens_BL]
+    together = denoise(model, tokens_BL, mask_id=MASK, response_start=start).ledger.rows()
+    alone = [denoise(model, row[None], mask_id=MASK, response_start=start).ledger.row(0) for row in tokens_BL]
     return list(zip(alone, together, strict=True))
 
 
@@ -151,6 +161,13 @@ def test_a_template_takes_alone_the_passes_it_takes_in_a_batch(tiny_model):
 
 def test_a_template_costs_alone_what_it_costs_in_a_batch(tiny_model):
     for alone, together in template_ledgers(tiny_model("block_diffusion", block_length=2), TEMPLATES):
+        assert alone == together
+
+
+@pytest.mark.xfail(strict=True, reason="where the batch has no prefill, a row's leading fixed blocks are not booked")
+def test_a_template_without_a_prompt_costs_alone_what_it_costs_in_a_batch(tiny_model):
+    tokens_BL = torch.tensor([[1, 2, MASK, MASK], [MASK, MASK, MASK, MASK]])
+    for alone, together in template_ledgers(tiny_model("block_diffusion", block_length=2), tokens_BL, start=0):
         assert alone == together
 
 

@@ -1,0 +1,164 @@
+"""The comparison at toy size: every station leaves its files, resumes behind them, and the report repeats them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from evals.gap import main
+from mdlm.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+TINY = [
+    "--train.steps=3",
+    "--train.batch_size=4",
+    "--train.compile=false",
+    "--train.precision=fp32",
+    "--train.log_every=1",
+    "--train.validation_batches=1",
+    "--train.model.dim=16",
+    "--train.model.layers=1",
+    "--train.model.heads=1",
+    "--train.model.kv_heads=1",
+    "--train.model.head_dim=16",
+    "--train.model.hidden_dim=16",
+    "--train.data.vocab_size=300",
+    "--train.data.prompt_length=160",
+    "--train.data.response_length=128",
+    "--train.data.too_long=cut",
+    "--dtype=fp32",
+    "--batch_size=4",
+    "--task.dev_rows=3",
+    "--task.test_rows=4",
+    "--speed_rows=1",
+    "--speed_repeats=1",
+    "--speed_compiled=false",
+    "--curve_checkpoints=2",
+]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("gap") / "run"
+    config = str(ROOT / "configs" / "gap" / "demo.yaml")
+    assert main([config, f"--output={folder}", "--task.train_rows=60", *TINY]) == 0
+    return folder
+
+
+def records(folder: Path) -> dict[str, dict]:
+    return {f"{path.parent.name}/{path.stem}": json.loads(path.read_text()) for path in folder.glob("records/*/*.json")}
+
+
+def test_the_report_its_figure_and_a_record_for_each_cell_are_written(compared):
+    assert {"report.md", "report.txt", "quality_passes.png", "summary.json"} <= {p.name for p in compared.iterdir()}
+    found = records(compared)
+    for arm in ("autoregressive", "masked_diffusion", "block_diffusion"):
+        assert {f"{arm}-seed0/test-frozen", f"{arm}-seed0/unseen_templates-frozen", f"{arm}-seed0/speed-eager"} <= set(
+            found
+        )
+    record = found["block_diffusion-seed0/test-frozen"]
+    assert record["result"]["n"] == 4
+    assert {"commit", "versions", "machine", "date", "settings"} <= record.keys()
+    assert record["settings"]["training"]["config"]["steps"] == 3
+
+
+def test_the_twins_had_equal_parameters_tokens_and_steps_and_the_report_prints_them(compared):
+    arms = json.loads((compared / "summary.json").read_text())["arms"]
+    assert len({(arm["parameters"], arm["steps"], arm["rows_a_step"]) for arm in arms}) == 1
+    report = (compared / "report.md").read_text()
+    assert f"{arms[0]['parameters']:,}" in report
+    assert "one call of the trunk" in report
+
+
+def test_every_number_of_the_tables_stands_in_a_record(compared):
+    arms = {arm["arm"]: arm for arm in json.loads((compared / "summary.json").read_text())["arms"]}
+    for name, record in records(compared).items():
+        if name.endswith("/test-frozen"):
+            ours = arms[name.split("-seed")[0]]["test"]
+            assert ours["exact"] == record["result"]["exact"]
+            assert ours["total_passes"] == record["result"]["total_passes"]
+
+
+def test_a_second_call_trains_and_measures_nothing_again(compared):
+    config = str(ROOT / "configs" / "gap" / "demo.yaml")
+    before = {path: path.stat().st_mtime_ns for path in compared.rglob("*.json") if path.name != "summary.json"}
+    main([config, f"--output={compared}", "--task.train_rows=60", *TINY])
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_deleted_record_is_computed_again_alone_and_comes_out_equal(compared):
+    path = compared / "records" / "block_diffusion-seed0" / "test-frozen.json"
+    before = json.loads(path.read_text())["result"]
+    others = {p: p.stat().st_mtime_ns for p in compared.glob("records/*/*.json") if p != path}
+    path.unlink()
+    config = str(ROOT / "configs" / "gap" / "demo.yaml")
+    main([config, f"--output={compared}", "--task.train_rows=60", *TINY])
+    assert json.loads(path.read_text())["result"] == before
+    assert {p: p.stat().st_mtime_ns for p in others} == others
+
+
+def test_a_folder_of_another_comparison_is_refused(compared):
+    config = str(ROOT / "configs" / "gap" / "demo.yaml")
+    with pytest.raises(UserError, match="another config"):
+        main([config, f"--output={compared}", "--task.train_rows=61", *TINY])
+
+
+def test_arms_without_the_twin_are_refused():
+    with pytest.raises(UserError, match="autoregressive"):
+        main(["--arms=[block_diffusion]"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["addresses", "restaurants"])
+def test_real_files_go_the_same_way(name, tmp_path):
+    source = ROOT.parent / "shared" / "data" / f"{name}.jsonl"
+    if not source.is_file():
+        pytest.skip("the real data sets are not here")
+    few = tmp_path / f"{name}.jsonl"
+    few.write_text("".join(source.read_text().splitlines(keepends=True)[:80]))
+    config = str(ROOT / "configs" / "gap" / "file.yaml")
+    assert main([config, f"--output={tmp_path / 'run'}", f"--task.file={few}", *TINY]) == 0
+    assert records(tmp_path / "run")["masked_diffusion-seed0/test-frozen"]["result"]["n"] == 4
+
+
+@pytest.mark.slow
+def test_the_readmes_commands_run(tmp_path, monkeypatch):
+    """Every `python -m` line of the README, in its order, at toy size where it trains."""
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    rows = [{"prompt": f"City: Rom{n}; Name: Ada", "response": f'{{"city":"Rom{n}"}}'} for n in range(60)]
+    Path("my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    training = [option.removeprefix("--train.") for option in TINY if option.startswith("--train.")]
+    commands = [
+        line.strip() for line in (ROOT / "README.md").read_text().splitlines() if line.strip().startswith("python -m ")
+    ]
+    commands.insert(0, next(line for line in makefile_demo()))
+    assert len(commands) >= 5
+    for command in commands:
+        extra = []
+        if "-m evals gap" in command:
+            extra = [*TINY, "--task.train_rows=60", "--seeds=[0]"]
+        elif "-m train" in command:
+            extra = [f"--{option}" for option in training]
+        run(command, extra)
+
+
+def makefile_demo() -> list[str]:
+    """The command behind `make demo`."""
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("demo:"))
+    return [line.strip().replace("$(BIN)/", "") for line in lines[start + 1 : start + 2]]
+
+
+def run(command: str, extra: list[str]) -> None:
+    import shlex
+    import subprocess
+
+    words = [sys.executable, *shlex.split(command)[1:], *extra]
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

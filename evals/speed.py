@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,15 +45,16 @@ def main(argv: list[str]) -> int:
     if options.json:
         print(json.dumps(record, allow_nan=False))
     else:
-        print_record(record, Console(width=None if Console().is_terminal else 120))
+        print_record(record, Console(width=None if sys.stdout.isatty() else 120))
     return 0
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     cuda = torch.cuda.is_available()
+    defaults = ", ".join(f"{shape} for {part}" for part, shape in ASKED_SHAPE.items())
     parser = CommandParser("python -m evals speed", description="Times training, a cached pass and the decoders.")
     parser.add_argument("--part", nargs="+", choices=list(PARTS), help="only these parts")
-    parser.add_argument("--shape", choices=list(SHAPES), help=f"of the model; default: {ASKED_SHAPE}")
+    parser.add_argument("--shape", choices=list(SHAPES), help=f"of the model; default: {defaults}")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16", help="of weights, and of autocast in training")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if cuda else "cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the CPU")

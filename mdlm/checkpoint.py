@@ -117,7 +117,7 @@ def read_header(folder: str | Path) -> dict[str, Any]:
         raise UserError(f"{folder} is not a checkpoint: it has no config.json; give a folder that training has written")
     try:
         header = json.loads(path.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); the checkpoint is damaged, take another one") from error
     if not isinstance(header, dict) or header.get("model_type") != MODEL_TYPE:
         raise UserError(f"{path}: model_type is not {MODEL_TYPE!r}; this folder holds another kind of model")
@@ -126,6 +126,11 @@ def read_header(folder: str | Path) -> dict[str, Any]:
             f"{path}: format_version is {header.get('format_version')!r}, this program reads {FORMAT_VERSION}; "
             "use the release that wrote it"
         )
+    specials = header.get("special_tokens")
+    if specials is not None and not (
+        isinstance(specials, dict) and all(isinstance(name, str) for name in specials.values())
+    ):
+        raise UserError(f"{path}: the entry 'special_tokens' is damaged; take another checkpoint")
     if not isinstance(header.get("model"), dict):
         raise UserError(f"{path}: the entry 'model' is missing; the checkpoint is damaged, take another one")
     header["model"] = ModelConfig.from_dict(header["model"], str(path))
@@ -150,6 +155,10 @@ def load_checkpoint(
     tokenizer = Tokenizer.load(folder / "tokenizer.json", header.get("special_tokens"))
     if tokenizer.fingerprint() != header.get("tokenizer_sha256"):
         raise UserError(f"{folder}/tokenizer.json is not the tokenizer this model was trained with; restore that file")
+    for role in ("mask", "end", "pad", "begin"):
+        ours, theirs = getattr(model.config, f"{role}_token_id"), getattr(tokenizer, f"{role}_id")
+        if ours != theirs:
+            raise UserError(f"{folder}: config.json says {role} is token {ours}, tokenizer.json {theirs}; restore them")
     return model.to(device=device, dtype=dtype).eval().requires_grad_(False), tokenizer
 
 

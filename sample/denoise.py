@@ -99,10 +99,10 @@ def denoise(
     left to right, counted from `response_start`; a mask before it is refused.
 
     Args:
-        denoiser: a `Transformer`, or any function from tokens (B, L) to logits (B, L, V).
+        denoiser: a `Transformer`, or any function from tokens (B, L) to logits (B, L, V), which sees padding as it is.
         canvas_BL: token ids, `mask_id` where a token is wanted.
-        end_id: the end token. A row that holds one where nothing fixed follows is finished after that window: its
-            remaining masks become end tokens at no cost.
+        end_id: the end token. A row that was given one where nothing fixed follows is finished after that window:
+            its remaining masks become end tokens at no cost.
         valid_BL: False at padding, which stands on the left. Default: no padding.
         response_start: the column where every row's response begins.
         on_pass: called after every pass; a live display.
@@ -174,7 +174,8 @@ class _Run:
             rows_B = self.source.rows_B
             live_B = last_masked_B[rows_B] >= stop
             if self.end_id is not None and self.config.stop_at_end:
-                ended_B = (self.tokens_BL[:, self.generation.response_start : stop] == self.end_id).any(-1)
+                filled_BL = self.tokens_BL[:, :stop].masked_fill(~masked_BL[rows_B, :stop], self.mask_id)
+                ended_B = (filled_BL == self.end_id).any(-1)
                 live_B &= ~(ended_B & (last_fixed_B[rows_B] < stop))
             if not self._keep(live_B):
                 break

@@ -133,7 +133,6 @@ def test_a_template_alone_is_the_template_in_a_batch(ending_model, objective, da
         assert alone.tokens_BL[0].equal(together.tokens_BL[row])
 
 
-@pytest.mark.xfail(strict=True, reason="a fixed end token ends a row only where a neighbour has masks before it")
 def test_an_end_token_in_a_template_means_the_same_alone_and_in_a_batch(tiny_model):
     """Blocks of two; the first row's masks come after a block that holds a fixed end token."""
     model = tiny_model("block_diffusion", block_length=2)

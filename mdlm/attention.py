@@ -83,7 +83,7 @@ def side_by_side(blocks_BL: Tensor, response_start: int) -> Tensor:
     """The mask that trains all blocks in one pass: the clean row, then a noisy copy of its response.
 
     Returns (B, 1, L + R, L + R) bool, R the response's columns. Clean positions see clean blocks up to their own;
-    noisy positions see their own block's noisy copy and all earlier blocks' clean one. BD3-LM (2503.09573) section 4,
+    noisy positions see their own block's noisy copy and all earlier blocks' clean one. BD3-LM (2503.09573),
     with the noisy copy of the prompt left out, since a prompt is never corrupted.
     """
     noisy_BR = blocks_BL[:, response_start:]

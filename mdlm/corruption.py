@@ -57,7 +57,7 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """α = 1 − cos(π(1 − t)/2), MDLM appendix E."""
+    """α = 1 − cos(π(1 − t)/2), as in MDLM (2406.07524)."""
 
     name: str = "cosine"
 
@@ -90,7 +90,7 @@ class Polynomial(Schedule):
 
 @dataclass(frozen=True)
 class Clipped(Schedule):
-    """A schedule whose mask rate is squeezed into [lowest, highest], for training only (BD3-LM section 5.3).
+    """A schedule whose mask rate is squeezed into [lowest, highest], for training only (as in BD3-LM, 2503.09573).
 
     It is not a forward process from clean to masked, so a loss under it bounds nothing and is never called a
     likelihood.
@@ -147,7 +147,7 @@ def stratified_times(shape: tuple[int, ...], generator: torch.Generator) -> Tens
 def corrupt(
     tokens_BL: Tensor, mask_rate_BL: Tensor, noise_BL: Tensor, allowed_BL: Tensor, mask_id: int
 ) -> tuple[Tensor, Tensor]:
-    """Masks each allowed position with its own probability. MDLM eq. 4 with x_t ~ q(x_t | x).
+    """Masks each allowed position with its own probability. Draws x_t ~ q(x_t | x), MDLM section 3.
 
     Args:
         tokens_BL: clean tokens.

@@ -139,7 +139,7 @@ def next_token_loss(model: Transformer, batch: Batch, loss: LossConfig, capacity
 def masked_diffusion_loss(
     model: Transformer, batch: Batch, loss: LossConfig, capacity: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy of the masked tokens given all visible ones. MDLM (2406.07524) eq. 11; plain: LLaDA-like."""
+    """Cross-entropy of the masked tokens given all visible ones. MDLM (2406.07524) eq. 10; plain: as LLaDA trains."""
     start = batch.response_start
     noisy_BR, masked_BR, weight_BR = _corrupt_response(model.config, loss, batch)
     noisy_BL = torch.cat([batch.tokens_BL[:, :start], noisy_BR], dim=1)
@@ -153,7 +153,7 @@ def masked_diffusion_loss(
 def block_diffusion_loss(
     model: Transformer, batch: Batch, loss: LossConfig, capacity: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy of each block's masked tokens given clean earlier blocks. BD3-LM (2503.09573) eq. 8, one pass."""
+    """Cross-entropy of each block's masked tokens given clean earlier blocks. BD3-LM (2503.09573), in one pass."""
     start = batch.response_start
     noisy_BR, masked_BR, weight_BR = _corrupt_response(model.config, loss, batch)
     positions_BL = logical_positions(batch.valid_BL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from evals.machine import describe_machine
 from mdlm.errors import UserError
+from mdlm.provenance import checkout
 
 FORMAT_VERSION = 1
 LIBRARIES = ("torch", "numpy", "scipy", "tokenizers", "safetensors", "datasets", "accelerate")
@@ -28,7 +28,7 @@ def make_record(kind: str, settings: dict[str, Any], result: Any) -> dict[str, A
 
     The record adds format version, date (UTC), commit, library versions and the machine.
     """
-    commit, changed = _checkout()
+    commit, changed = checkout()
     return {
         "kind": kind,
         "format_version": FORMAT_VERSION,
@@ -92,20 +92,3 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _checkout() -> tuple[str | None, bool | None]:
-    """The commit this program runs from and whether files differ from it; None and None outside its own checkout."""
-    root = Path(__file__).resolve().parents[1]
-    top, commit = _git(root, "rev-parse", "--show-toplevel"), _git(root, "rev-parse", "HEAD")
-    if not top or not commit or Path(top).resolve() != root:
-        return None, None  # installed somewhere, perhaps inside another project's repository
-    return commit, _git(root, "status", "--porcelain") != ""
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -165,8 +165,7 @@ def corrupt(
 
 def without_mask_token(logits: Tensor, mask_id: int) -> Tensor:
     """Logits (..., V) in which the mask token has probability exactly zero (MDLM's zero masking probabilities)."""
-    is_mask_V = torch.arange(logits.shape[-1], device=logits.device) == mask_id
-    return logits.masked_fill(is_mask_V, -torch.inf)
+    return logits.index_fill(-1, torch.full((1,), mask_id, device=logits.device), -torch.inf)
 
 
 def log_probabilities(logits: Tensor, mask_id: int) -> Tensor:

@@ -20,6 +20,7 @@ from rich.progress import Progress
 
 from mdlm.checkpoint import load_checkpoint, read_header, resolve_checkpoint
 from mdlm.command import CommandParser, unknown
+from mdlm.cpu import keep_large_buffers
 from mdlm.errors import UserError, run_command
 from mdlm.tokenizer import Tokenizer
 from mdlm.transformer import Transformer
@@ -40,6 +41,7 @@ DIFFUSION_ONLY = ("template", "block_length", "threshold", "max_denoising_steps"
 
 def main(argv: list[str]) -> None:
     options = _options(argv)
+    keep_large_buffers()
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     folder = resolve_checkpoint(options.checkpoint) if options.checkpoint else newest_checkpoint(RUNS)
     header = read_header(folder)

@@ -11,7 +11,6 @@ import math
 import platform
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from torch import Tensor, nn
 from mdlm.checkpoint import checkpoints_in, load_checkpoint, save_checkpoint
 from mdlm.errors import UserError
 from mdlm.objectives import Batch, LossConfig, training_loss
+from mdlm.provenance import checkout
 from mdlm.tokenizer import Tokenizer
 from mdlm.transformer import Transformer
 from train.batches import BatchSource
@@ -246,6 +246,7 @@ class Run:
 
     def _provenance(self) -> dict[str, Any]:
         """What made these weights, for `training.json`."""
+        commit, changed = checkout()
         return {
             "config": asdict(self.config),
             "supervised_end": self.config.supervised_end,
@@ -258,21 +259,12 @@ class Run:
                 "train": asdict(self.train_manifest),
                 "validation": self.validation_manifest and asdict(self.validation_manifest),
             },
-            "commit": _commit(),
+            "commit": commit,
+            "uncommitted_changes": changed,
             "versions": {name: version(name) for name in ("torch", "accelerate", "tokenizers", "safetensors")},
             "machine": f"{platform.machine()}, {self.accelerator.device.type}, {torch.get_num_threads()} threads",
             "processes": self.accelerator.num_processes,
         }
-
-
-def _commit() -> str | None:
-    """The commit this program runs from, where it runs from a checkout."""
-    here = Path(__file__).resolve().parent
-    try:
-        shown = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return shown.stdout.strip() or None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ comparison resumes, and a deleted record is computed again, alone.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from train.config import TrainConfig
 from train.data import read_texts, split_jsonl
 
 ALLOWED_LOSS = 0.01
-"""The frozen setting is the one with the fewest passes among those this close to the arm's best on dev."""
+"""How close to an arm's best on dev the frozen setting must come, in leaf values and in exact match."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def _training(config: GapConfig, folder: Path, splits: dict[str, Path], arm: Obj
         output=str(folder / f"{arm}-seed{seed}"),
         seed=seed,
         resume="auto",
-        checkpoint_every=max(1, config.train.steps // config.curve_checkpoints),
+        checkpoint_every=math.ceil(config.train.steps / config.curve_checkpoints),
         keep_checkpoints=config.curve_checkpoints + 1,
         model=replace(config.train.model, objective=arm),
         data=replace(
@@ -189,10 +190,7 @@ def _evaluate(
         made = cell(f"dev-{setting.name}", "quality", lambda s=setting: _quality(config, last, s, "dev", rows["dev"]))
         swept.append((setting, read_record(made[1])["result"]))
         yield made
-    best = max(result["exact"] for _, result in swept)
-    good = [(result["total_passes"], number) for number, (_, result) in enumerate(swept)]
-    good = [pair for pair in good if swept[pair[1]][1]["exact"] >= best - ALLOWED_LOSS]
-    frozen = swept[min(good)[1]][0]
+    frozen = swept[_frozen([result for _, result in swept])][0]
     for name in rows:
         if name != "dev":
             yield cell(f"{name}-frozen", "quality", lambda n=name: _quality(config, last, frozen, n, rows[n]))
@@ -212,6 +210,18 @@ def _evaluate(
             "curve",
             lambda c=checkpoint: _quality(config, Arm(c, dtype=dtype, device=device), frozen, "dev", rows["dev"]),
         )
+
+
+def _frozen(results: list[dict[str, Any]]) -> int:
+    """The setting to go on with: the fewest passes among those near the arm's best in leaf values and exact match.
+
+    Leaf values count too: where no document is exact yet, exact match alone would call every setting equally good.
+    """
+    good = list(range(len(results)))
+    for metric in ("leaf_values_right", "exact"):
+        best = max(results[number][metric] for number in good)
+        good = [number for number in good if results[number][metric] >= best - ALLOWED_LOSS]
+    return min(good, key=lambda number: results[number]["total_passes"])
 
 
 def _read_rows(path: Path, config: GapConfig, split: str) -> list[dict[str, str]]:

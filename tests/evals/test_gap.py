@@ -142,7 +142,7 @@ def test_the_readmes_commands_run(tmp_path, monkeypatch):
     for command in commands:
         extra = []
         if "-m evals gap" in command:
-            extra = [*TINY, "--task.train_rows=60", "--seeds=[0]"]
+            extra = [*TINY, "--train.data.prompt_length=400", "--task.train_rows=60", "--seeds=[0]"]
         elif "-m train" in command:
             extra = [f"--{option}" for option in training]
         run(command, extra)

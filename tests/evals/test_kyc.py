@@ -65,7 +65,7 @@ def test_another_process_with_other_hash_seeds_makes_the_same_rows():
 
 def test_the_rows_of_a_seed_never_change():
     # A data set named in a record must stay what it was. Who changes the generator on purpose changes this line.
-    assert digest(rows(count=50)) == "7e18beacab133f867358fc4b6225f14fe986a4a7f23c48f2a2490e11ec8df3d6"
+    assert digest(rows(count=50)) == "7d04cfc94ac5fe32704bc44fd8517d7b016389104fcbf5aa67e99ca53e899cea"
 
 
 @pytest.mark.parametrize("split", KYC.splits)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -88,6 +90,8 @@ def started():
     def start(*options, **pipes):
         path = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        # A shell may have started the tests with SIGINT ignored, which a child would inherit.
+        pipes["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         return subprocess.Popen([sys.executable, "-m", "sample", *map(str, options)], env=environment, **pipes)
 
     return start

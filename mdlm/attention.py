@@ -79,18 +79,21 @@ def attend(q_BHLN: Tensor, k_BKSN: Tensor, v_BKSN: Tensor, mask_BLS: Tensor | No
     return values.view(q_BHLN.shape)
 
 
-def side_by_side(blocks_BL: Tensor, response_start: int) -> Tensor:
-    """The mask that trains all blocks in one pass: the clean row, then a noisy copy of its response.
+def side_by_side(blocks_BL: Tensor, response_start: int, copies: int = 1) -> Tensor:
+    """The mask that trains all blocks in one pass: the clean row, then noisy copies of its response.
 
-    Returns (B, 1, L + R, L + R) bool, R the response's columns. Clean positions see clean blocks up to their own;
-    noisy positions see their own block's noisy copy and all earlier blocks' clean one. BD3-LM (2503.09573),
-    with the noisy copy of the prompt left out, since a prompt is never corrupted.
+    Returns (B, 1, L + copies * R, L + copies * R) bool, R the response's columns. Clean positions see clean blocks up
+    to their own; noisy positions see their own block in their own copy and all earlier blocks' clean one. BD3-LM
+    (2503.09573), with the noisy copy of the prompt left out, since a prompt is never corrupted.
     """
-    noisy_BR = blocks_BL[:, response_start:]
+    response_BR = blocks_BL[:, response_start:]
+    noisy_BR = response_BR.repeat(1, copies)
+    copy_R = torch.arange(copies, device=blocks_BL.device).repeat_interleave(response_BR.shape[1])
     clean_to_clean = visible(blocks_BL, blocks_BL)
-    clean_to_noisy = torch.zeros_like(clean_to_clean[..., response_start:])
+    clean_to_noisy = torch.zeros_like(clean_to_clean[..., :1]).expand(-1, -1, -1, noisy_BR.shape[1])
     noisy_to_clean = blocks_BL[:, None, None, :] < noisy_BR[:, None, :, None]
     noisy_to_noisy = noisy_BR[:, None, None, :] == noisy_BR[:, None, :, None]
+    noisy_to_noisy = noisy_to_noisy & (copy_R == copy_R[:, None])
     clean = torch.cat([clean_to_clean, clean_to_noisy], dim=-1)
     return torch.cat([clean, torch.cat([noisy_to_clean, noisy_to_noisy], dim=-1)], dim=-2)
 

@@ -2,7 +2,7 @@
 
 A batch is the same clean rows for all of them; they differ in what they corrupt, what each position sees, and what is
 predicted. Shapes: B rows, L positions, R response columns, J blocks of a response, V vocabulary, D width, C supervised
-positions a pass (a fixed bound, so that shapes never change).
+positions a pass (a fixed bound, so that shapes never change), K noisy copies of a response (one, or two complements).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor
 
 from mdlm.attention import block_indices, logical_positions, side_by_side, visible
@@ -36,8 +37,16 @@ class LossConfig:
     """Lowest masking rate in training; nearly clean rows teach little. Must be 0 for `bound` to be the bound."""
     max_mask_rate: float = 1.0
     """Highest masking rate in training."""
+    complementary: bool = False
+    """Corrupts every row twice, the second time just where the first left it clean: each token is predicted once a
+    step, as in the autoregressive twin. Learns to copy in half the steps; costs a second noisy copy. Plain only."""
 
     def __post_init__(self) -> None:
+        if self.complementary and self.weighting == "bound":
+            raise UserError(
+                "loss.complementary cannot go with weighting: bound, whose weight belongs to the first copy's mask "
+                "rate; set weighting: plain"
+            )
         if not 0 <= self.min_mask_rate < self.max_mask_rate <= 1:
             raise UserError(
                 f"mask rates [{self.min_mask_rate}, {self.max_mask_rate}] are unusable; "
@@ -90,7 +99,7 @@ def blocks_in_response(config: ModelConfig, response_columns: int) -> int:
 
 
 def _corrupt_response(config: ModelConfig, loss: LossConfig, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """The noisy response, what was masked in it, and each position's loss weight, all (B, R)."""
+    """The noisy copies of the response, what is masked in them, and each position's loss weight, all (K, B, R)."""
     schedule = loss.training_schedule()
     columns = batch.supervised_BR.shape[1]
     times_BR = batch.times_BJ
@@ -100,8 +109,13 @@ def _corrupt_response(config: ModelConfig, loss: LossConfig, batch: Batch) -> tu
     noisy_BR, masked_BR = corrupt(
         clean_BR, schedule.mask_rate(times_BR), batch.noise_BR, batch.supervised_BR, config.mask_token_id
     )
+    noisy_KBR, masked_KBR = noisy_BR[None], masked_BR[None]
+    if loss.complementary:
+        others_BR = batch.supervised_BR & ~masked_BR
+        masked_KBR = torch.stack([masked_BR, others_BR])
+        noisy_KBR = torch.stack([noisy_BR, torch.where(others_BR, config.mask_token_id, clean_BR)])
     weight_BR = schedule.loss_weight(times_BR) if loss.weighting == "bound" else torch.ones_like(times_BR)
-    return noisy_BR, masked_BR, weight_BR.expand_as(batch.noise_BR)
+    return noisy_KBR, masked_KBR, weight_BR.expand(masked_KBR.shape)
 
 
 def _cross_entropy(
@@ -140,13 +154,15 @@ def masked_diffusion_loss(
     model: Transformer, batch: Batch, loss: LossConfig, capacity: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy of the masked tokens given all visible ones. MDLM (2406.07524) eq. 10; plain: as LLaDA trains."""
-    start = batch.response_start
-    noisy_BR, masked_BR, weight_BR = _corrupt_response(model.config, loss, batch)
-    noisy_BL = torch.cat([batch.tokens_BL[:, :start], noisy_BR], dim=1)
-    blocks_BL = block_indices(model.config, batch.valid_BL, start)
-    hidden_BLD = model.hidden(noisy_BL, logical_positions(batch.valid_BL), visible(blocks_BL, blocks_BL))
-    targets_BR = batch.tokens_BL[:, start:]
-    total, counted = _cross_entropy(model, hidden_BLD[:, start:], targets_BR, masked_BR, weight_BR, capacity)
+    start, rows = batch.response_start, "k b r -> (k b) r"
+    noisy_KBR, masked_KBR, weight_KBR = _corrupt_response(model.config, loss, batch)
+    copies = len(noisy_KBR)
+    tokens_BL, valid_BL = batch.tokens_BL.repeat(copies, 1), batch.valid_BL.repeat(copies, 1)  # B: the copies' rows
+    noisy_BL = torch.cat([tokens_BL[:, :start], rearrange(noisy_KBR, rows)], dim=1)
+    blocks_BL = block_indices(model.config, valid_BL, start)
+    hidden_BLD = model.hidden(noisy_BL, logical_positions(valid_BL), visible(blocks_BL, blocks_BL))
+    masked_BR, weight_BR = rearrange(masked_KBR, rows), rearrange(weight_KBR, rows)
+    total, counted = _cross_entropy(model, hidden_BLD[:, start:], tokens_BL[:, start:], masked_BR, weight_BR, capacity)
     return total, counted, masked_BR.sum()
 
 
@@ -154,16 +170,18 @@ def block_diffusion_loss(
     model: Transformer, batch: Batch, loss: LossConfig, capacity: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy of each block's masked tokens given clean earlier blocks. BD3-LM (2503.09573), in one pass."""
-    start = batch.response_start
-    noisy_BR, masked_BR, weight_BR = _corrupt_response(model.config, loss, batch)
+    start, columns = batch.response_start, "k b r -> b (k r)"
+    noisy_KBR, masked_KBR, weight_KBR = _corrupt_response(model.config, loss, batch)
+    copies = len(noisy_KBR)
     positions_BL = logical_positions(batch.valid_BL)
     hidden = model.hidden(
-        torch.cat([batch.tokens_BL, noisy_BR], dim=1),
-        torch.cat([positions_BL, positions_BL[:, start:]], dim=1),
-        side_by_side(block_indices(model.config, batch.valid_BL, start), start),
+        torch.cat([batch.tokens_BL, rearrange(noisy_KBR, columns)], dim=1),
+        torch.cat([positions_BL, positions_BL[:, start:].repeat(1, copies)], dim=1),
+        side_by_side(block_indices(model.config, batch.valid_BL, start), start, copies),
     )
-    hidden_BRD = hidden[:, batch.tokens_BL.shape[1] :]
-    targets_BR = batch.tokens_BL[:, start:]
+    hidden_BRD = hidden[:, batch.tokens_BL.shape[1] :]  # R: the copies' columns
+    targets_BR = batch.tokens_BL[:, start:].repeat(1, copies)
+    masked_BR, weight_BR = rearrange(masked_KBR, columns), rearrange(weight_KBR, columns)
     total, counted = _cross_entropy(model, hidden_BRD, targets_BR, masked_BR, weight_BR, capacity)
     return total, counted, masked_BR.sum()
 

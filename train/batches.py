@@ -106,14 +106,15 @@ class BatchSource:
         counts = self.supervised_per_row()
         rows = self._mine.stop - self._mine.start
         rate, spread = 1.0, counts.var()
-        if self.config.objective != "autoregressive":
+        drawn = self.config.objective != "autoregressive" and not loss.complementary  # else each token exactly once
+        if drawn:
             rate = loss.mean_mask_rate()
             spread += 0.25 * counts.mean()
-        if self.config.objective == "block_diffusion":
+        if drawn and self.config.objective == "block_diffusion":
             # Blocks behind a short answer take part of the strata with them.
             spread += self.response_length * self.config.block_length / 48
         bound = rows * counts.mean() * rate + counts.max() + 6 * math.sqrt(rows * spread)
-        if rows < self.batch_size and self.config.objective != "autoregressive":
+        if rows < self.batch_size and drawn:
             bound = rows * self.response_length  # a share of the rows holds a random part of the strata
         return int(min(math.ceil(bound / 16) * 16, rows * self.response_length))
 

@@ -66,6 +66,15 @@ def test_the_training_mask_by_hand():
     assert lines == ["x------", "xxx----", "xxx----", "xxxx---", "x---xx-", "x---xx-", "xxx---x"]
 
 
+def test_noisy_copies_do_not_see_each_other():
+    """As above with two noisy copies: columns p a b c | A B C | A B C."""
+    blocks_BL = block_indices(config("block_diffusion", block_length=2), validity("pabc"), 1)
+    lines = ["".join("x" if cell else "-" for cell in row) for row in side_by_side(blocks_BL, 1, 2)[0, 0].tolist()]
+    clean = ["x---------", "xxx-------", "xxx-------", "xxxx------"]
+    first = ["x---xx----", "x---xx----", "xxx---x---"]
+    assert lines == [*clean, *first, "x------xx-", "x------xx-", "xxx------x"]
+
+
 def reference_attention(q, k, v, mask):
     """Softmax of q·k / √N over visible keys, head by head in float64."""
     out = torch.empty_like(q, dtype=torch.float64)

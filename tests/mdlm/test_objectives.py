@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from mdlm.config import OBJECTIVES
 from mdlm.corruption import log_probabilities
+from mdlm.errors import UserError
 from mdlm.objectives import LOSSES, LossConfig, blocks_in_response, training_loss
 
 PROMPTS, RESPONSES = [5, 2, 3], [9, 4, 7]
@@ -18,6 +20,7 @@ CONFIGS = [
     LossConfig(weighting="bound", min_mask_rate=0.0),
     LossConfig(weighting="bound", schedule="cosine", min_mask_rate=0.1, max_mask_rate=0.8),
     LossConfig(schedule="quadratic", min_mask_rate=0.3),
+    LossConfig(complementary=True),
 ]
 
 
@@ -30,8 +33,9 @@ def reference(model, batch, loss):
     """Weighted nats and number of the predicted positions, one position after the other, from plain passes."""
     config, start, schedule = model.config, batch.response_start, loss.training_schedule()
     rows, columns = batch.supervised_BR.shape
+    copies = 2 if loss.complementary and config.objective != "autoregressive" else 1
     total, predicted = 0.0, 0
-    for row in range(rows):
+    for row, copy in itertools.product(range(rows), range(copies)):
         clean, valid = batch.tokens_BL[row, None], batch.valid_BL[row, None]
         noisy, weights = clean.clone(), {}
         for column in range(columns):
@@ -40,7 +44,7 @@ def reference(model, batch, loss):
             time = time_of(batch, config, row, column)
             if config.objective == "autoregressive":
                 weights[column] = 1.0
-            elif batch.noise_BR[row, column] < schedule.mask_rate(time):
+            elif bool(batch.noise_BR[row, column] < schedule.mask_rate(time)) == (copy == 0):
                 noisy[0, start + column] = config.mask_token_id
                 weights[column] = float(schedule.loss_weight(time)) if loss.weighting == "bound" else 1.0
         for column, weight in weights.items():
@@ -171,3 +175,27 @@ def test_every_objective_has_a_loss_and_its_number_of_times(tiny_model):
     assert tuple(LOSSES) == OBJECTIVES
     counts = {name: blocks_in_response(tiny_model(name, block_length=4).config, 10) for name in OBJECTIVES}
     assert counts == {"autoregressive": 1, "masked_diffusion": 1, "block_diffusion": 3}
+
+
+@pytest.mark.parametrize("objective", DIFFUSION)
+def test_complementary_copies_predict_every_supervised_token_once(tiny_model, random_batch, objective):
+    model = tiny_model(objective)
+    batch = random_batch(model.config, PROMPTS, RESPONSES)
+    watched = Watched(model)
+    _, counts = training_loss(model, batch, LossConfig(complementary=True), capacity=27)
+    assert (counts["predicted"], counts["overflow"]) == (sum(RESPONSES), 0)
+    (tokens,) = watched.tokens
+    start, columns = batch.response_start, batch.supervised_BR.shape[1]
+    if objective == "block_diffusion":
+        copies = tokens[:, start + columns :].unflatten(1, (2, columns)).transpose(0, 1)
+    else:
+        copies = tokens[:, start:].unflatten(0, (2, len(RESPONSES)))
+    masked = (copies == model.config.mask_token_id).sum(0)
+    assert masked.equal(batch.supervised_BR.long())
+    clean_BR = batch.tokens_BL[:, start:]
+    assert copies.where(copies != model.config.mask_token_id, clean_BR).equal(clean_BR.expand_as(copies))
+
+
+def test_complementary_copies_have_no_bound():
+    with pytest.raises(UserError, match=r"complementary.*plain"):
+        LossConfig(weighting="bound", complementary=True)

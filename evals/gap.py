@@ -135,8 +135,7 @@ def _write_data(config: GapConfig, folder: Path) -> dict[str, Path]:
                 write_rows(splits[name], family.generate(name, rows, task.seed, knobs))
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.exists():
-        data = config.train.data
-        Tokenizer.train(read_texts(splits["train"]), data.vocab_size, data.spaces).save(tokenizer)
+        Tokenizer.train(read_texts(splits["train"]), config.train.data.vocab_size).save(tokenizer)
     return splits
 
 

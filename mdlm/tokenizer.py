@@ -7,31 +7,25 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from mdlm.errors import UserError
 
-Spaces = Literal["joined", "apart"]
 SPECIAL_TOKENS = {"mask": "<|mask|>", "end": "<|end|>", "pad": "<|pad|>", "begin": "<|begin|>"}
 
 # One alternative a line. Every digit and every structural character of JSON is a piece of its own, so that no merge
 # can hide one: a model that has to place a brace or copy a digit always meets the same token.
 _ALONE = r'\p{Nd}{}\[\]":,'
-
-
-def _piece(spaces: Spaces) -> str:
-    before = " ?" if spaces == "joined" else ""
-    return (
-        rf"[{_ALONE}]"
-        rf"|{before}[\p{{L}}\p{{M}}]+"
-        rf"|{before}[^\s\p{{L}}\p{{M}}{_ALONE}]+"
-        rf"|\s+(?=[{_ALONE}])"  # indentation before a brace or a quote stays whole
-        + (r"|\s+(?!\S)" if spaces == "joined" else "")  # otherwise the last space goes with the word that follows
-        + r"|\s+"
-    )
+_PIECE = (
+    rf"[{_ALONE}]"
+    r"| ?[\p{L}\p{M}]+"
+    rf"| ?[^\s\p{{L}}\p{{M}}{_ALONE}]+"
+    rf"|\s+(?=[{_ALONE}])"  # indentation before a brace or a quote stays whole
+    r"|\s+(?!\S)"  # otherwise the last space goes with the word that follows
+    r"|\s+"
+)
 
 
 class Tokenizer:
@@ -55,14 +49,12 @@ class Tokenizer:
         self.vocab_size = max(vocabulary.values()) + 1
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int, spaces: Spaces = "joined") -> Tokenizer:
+    def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
         """Byte-level BPE learned from `texts`; digits and `{}[]":,` are never merged with anything.
 
         All 256 bytes are in the vocabulary, so any Unicode text survives encode and decode. `vocab_size` counts bytes
-        and special tokens; where the texts hold too few repeated pairs to fill it, the result is smaller. `spaces`:
-        `joined` puts a space and the word behind it together; `apart` never does, so that a word has the same tokens
-        after a space in a document and after a quotation mark in an answer. The same texts give the same tokenizer.
-        Raises `UserError` for a vocabulary too small to hold bytes and special tokens.
+        and special tokens; where the texts hold too few repeated pairs to fill it, the result is smaller. The same
+        texts give the same tokenizer. Raises `UserError` for a vocabulary too small to hold bytes and special tokens.
         """
         smallest = 256 + len(SPECIAL_TOKENS)
         if vocab_size < smallest:
@@ -73,7 +65,7 @@ class Tokenizer:
         inner = tokenizers.Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split(tokenizers.Regex(_piece(spaces)), behavior="isolated"),
+                pre_tokenizers.Split(tokenizers.Regex(_PIECE), behavior="isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )

@@ -66,7 +66,7 @@ def _tokenizer(config: TrainConfig, folder: Path) -> Tokenizer:
     if not path.is_file():
         texts = islice(read_texts(config.data.train, on_error=config.data.on_error), TOKENIZER_ROWS)
         folder.mkdir(parents=True, exist_ok=True)
-        Tokenizer.train(texts, config.data.vocab_size, config.data.spaces).save(path)
+        Tokenizer.train(texts, config.data.vocab_size).save(path)
     return Tokenizer.load(path)
 
 

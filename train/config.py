@@ -8,7 +8,6 @@ from typing import Literal
 from mdlm.config import ModelConfig, Objective
 from mdlm.errors import UserError
 from mdlm.objectives import LossConfig
-from mdlm.tokenizer import Spaces
 
 SupervisedEnd = Literal["one", "block", "canvas"]
 DEFAULT_END: dict[str, SupervisedEnd] = {
@@ -49,9 +48,6 @@ class DataConfig:
     """An existing tokenizer.json; empty: byte-level BPE is trained on the training source."""
     vocab_size: int = 1024
     """Size of the tokenizer to train, special tokens included."""
-    spaces: Spaces = "joined"
-    """Of the tokenizer to train. `joined`: a space and the word behind it go together; shorter rows. `apart`: a word
-    has the same tokens wherever it stands, which is what a model needs that copies values out of documents."""
     prompt_length: int = 128
     """Most prompt tokens of a row, its begin token included."""
     response_length: int = 128

@@ -31,11 +31,6 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def apart() -> Tokenizer:
-    return Tokenizer.train(TEXTS, 400, spaces="apart")
-
-
-@pytest.fixture(scope="module")
 def reloaded(tokenizer, tmp_path_factory) -> Tokenizer:
     path = tmp_path_factory.mktemp("saved") / "tokenizer.json"
     tokenizer.save(path)
@@ -74,21 +69,6 @@ def test_any_unicode_text_survives_encode_and_decode(tokenizer, text):
 def test_digits_and_structural_characters_are_tokens_of_their_own(tokenizer, text):
     pieces = [tokenizer.decode([token]) for token in tokenizer.encode(text)]
     assert [p for p in pieces if len(p) == 1 and p in STRUCTURE] == [c for c in text if c in STRUCTURE]
-
-
-@given(text=st.text() | st.text(alphabet=STRUCTURE + " \n\tanme-é"))
-@settings(max_examples=200)
-def test_with_spaces_apart_a_word_has_the_same_tokens_wherever_it_stands(apart, text):
-    assert apart.decode(apart.encode(text)) == text
-    alone = apart.encode("größe")
-    assert apart.encode('"größe') == [*apart.encode('"'), *alone]
-    assert apart.encode("den größe") == [*apart.encode("den "), *alone]
-    assert not any(" " in piece and piece.strip() for piece in apart.decode_pieces(apart.encode(text)))
-
-
-def test_joined_spaces_go_with_the_word_behind_them(tokenizer):
-    pieces = tokenizer.decode_pieces(tokenizer.encode(TEXTS[0]))
-    assert any(piece.startswith(" ") and piece.strip() for piece in pieces)
 
 
 def test_no_token_of_the_vocabulary_holds_a_digit_or_a_structural_character_and_more(tokenizer):

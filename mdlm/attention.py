@@ -30,6 +30,16 @@ def logical_positions(valid_BL: Tensor) -> Tensor:
     return (valid_BL.long().cumsum(-1) - 1).clamp(min=0)
 
 
+def block_of(columns_L: Tensor, block_length: int, blocks: int) -> Tensor:
+    """columns // block_length for columns below blocks * block_length, −1 for columns below 0. (L,) int64.
+
+    By counting borders, not by dividing: torch 2.13's compiler for CPUs splits a loop at an integer division and loses
+    what is left over when the length is not a multiple, so a compiled step would read memory nobody wrote.
+    """
+    borders_J = block_length * torch.arange(blocks, device=columns_L.device)
+    return (columns_L[:, None] >= borders_J).sum(-1) - 1
+
+
 def block_indices(config: ModelConfig, valid_BL: Tensor, response_start: int) -> Tensor:
     """The block index of every position, (B, L) int32; padding gets `PADDING_BLOCK`.
 
@@ -43,7 +53,8 @@ def block_indices(config: ModelConfig, valid_BL: Tensor, response_start: int) ->
     elif config.objective == "autoregressive":
         blocks_L = columns_L
     else:
-        response_L = (columns_L - response_start).div(config.block_length, rounding_mode="floor") + 1
+        blocks = -(-(length - response_start) // config.block_length)
+        response_L = block_of(columns_L - response_start, config.block_length, blocks) + 1
         # A causal prompt takes the indices below 1, one for each position.
         prompt_L = columns_L - response_start + 1 if config.causal_prompt else torch.zeros_like(columns_L)
         blocks_L = torch.where(columns_L < response_start, prompt_L, response_L)

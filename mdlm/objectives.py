@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from mdlm.attention import block_indices, logical_positions, side_by_side, visible
+from mdlm.attention import block_indices, block_of, logical_positions, side_by_side, visible
 from mdlm.config import ModelConfig
 from mdlm.corruption import Clipped, Schedule, corrupt, get_schedule, without_mask_token
 from mdlm.errors import UserError
@@ -104,7 +104,8 @@ def _corrupt_response(config: ModelConfig, loss: LossConfig, batch: Batch) -> tu
     columns = batch.supervised_BR.shape[1]
     times_BR = batch.times_BJ
     if config.objective == "block_diffusion":
-        times_BR = times_BR.repeat_interleave(config.block_length, dim=1)[:, :columns]
+        column_R = torch.arange(columns, device=times_BR.device)
+        times_BR = times_BR[:, block_of(column_R, config.block_length, times_BR.shape[1])]
     clean_BR = batch.tokens_BL[:, batch.response_start :]
     noisy_BR, masked_BR = corrupt(
         clean_BR, schedule.mask_rate(times_BR), batch.noise_BR, batch.supervised_BR, config.mask_token_id

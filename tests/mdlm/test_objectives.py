@@ -199,3 +199,20 @@ def test_complementary_copies_predict_every_supervised_token_once(tiny_model, ra
 def test_complementary_copies_have_no_bound():
     with pytest.raises(UserError, match=r"complementary.*plain"):
         LossConfig(weighting="bound", complementary=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("complementary", [False, True])
+@pytest.mark.parametrize("objective", DIFFUSION)
+def test_the_compiled_loss_is_the_loss_on_a_canvas_that_ends_inside_a_block(
+    tiny_model, random_batch, objective, complementary
+):
+    """Blocks of 16 on 28 columns. A compiler that splits loops at the division into blocks once lost the last 12."""
+    torch._dynamo.reset()
+    model = tiny_model(objective, block_length=16, max_length=64)
+    batch = random_batch(model.config, [20, 11], [28, 28])
+    loss = LossConfig(complementary=complementary)
+    expected, counts = training_loss(model, batch, loss, 64)
+    found, found_counts = torch.compile(training_loss, dynamic=False)(model, batch, loss, 64)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert counts["predicted"] == found_counts["predicted"]

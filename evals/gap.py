@@ -94,8 +94,8 @@ def main(argv: list[str]) -> int:
     runs = {(arm, seed): _training(config, folder, splits, arm, seed) for seed in config.seeds for arm in order}
     train_all(list(runs.values()), config.workers or default_workers())
     for (arm, seed), run in runs.items():
-        for name, path in _evaluate(config, folder, splits, arm, seed, Path(run.output)):
-            console.print(f"[dim]{arm} seed {seed}: {name} -> {path}[/dim]")
+        for path in _evaluate(config, folder, splits, arm, seed, Path(run.output)):
+            console.print(f"[dim]{path}[/dim]", soft_wrap=True)
     summary = write_report(folder)
     if options.json:
         print(json.dumps(summary))
@@ -160,7 +160,7 @@ def _training(config: GapConfig, folder: Path, splits: dict[str, Path], arm: Obj
 
 def _evaluate(
     config: GapConfig, folder: Path, splits: dict[str, Path], arm: Objective, seed: int, run: Path
-) -> Iterator[tuple[str, Path]]:
+) -> Iterator[Path]:
     """All records of one trained arm: the dev sweep, the frozen setting on test, its speed, and its learning curve."""
     rows = {name: _read_rows(path, config, name) for name, path in splits.items() if name != "train"}
     dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
@@ -169,11 +169,11 @@ def _evaluate(
     last = Arm(checkpoints[-1], dtype=dtype, device=device)
     settings = sweep(arm, last.model.config.block_length, last.response_columns)
 
-    def cell(name: str, kind: str, make) -> tuple[str, Path]:
+    def cell(name: str, kind: str, make) -> Path:
         path = folder / "records" / f"{arm}-seed{seed}" / f"{name}.json"
         if not path.exists():
             write_record(path, kind=kind, settings=about, result=make())
-        return name, path
+        return path
 
     about: dict[str, Any] = {
         "arm": arm,
@@ -188,7 +188,7 @@ def _evaluate(
     swept = []
     for setting in settings:
         made = cell(f"dev-{setting.name}", "quality", lambda s=setting: _quality(config, last, s, "dev", rows["dev"]))
-        swept.append((setting, read_record(made[1])["result"]))
+        swept.append((setting, read_record(made)["result"]))
         yield made
     frozen = swept[_frozen([result for _, result in swept])][0]
     for name in rows:

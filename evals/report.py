@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from evals.records import read_record
 from evals.statistics import ratio_interval
 from mdlm.errors import UserError
+from mdlm.objectives import LossConfig, positions_a_row
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -78,7 +80,7 @@ def write_report(folder: str | Path) -> dict[str, Any]:
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     (folder / "report.md").write_text(markdown(records, summary))
     buffer = io.StringIO()
-    console = Console(file=buffer, width=118)
+    console = Console(file=buffer, width=140)
     for title, rows in tables(summary):
         console.print(_rich_table(title, rows))
     (folder / "report.txt").write_text(buffer.getvalue())
@@ -98,6 +100,7 @@ def summarise(records: Records) -> dict[str, Any]:
             "rows_a_step": training["config"]["batch_size"],
             "tokens_seen": training["tokens_seen"],
             "predicted": training["predicted"],
+            "positions_a_row": _positions_a_row(training["config"]),
         }
         for split in ("test", "unseen_templates"):
             ours, twin = found.get(f"{split}-frozen"), records.result(TWIN, seed, f"{split}-frozen")
@@ -121,6 +124,12 @@ def summarise(records: Records) -> dict[str, Any]:
         rows.append(row)
     first = next(iter(records.runs.values()))
     return {"arms": rows, "machine": next(iter(first.values())).get("machine")}
+
+
+def _positions_a_row(config: dict[str, Any]) -> int:
+    data = config["data"]
+    loss = LossConfig(**config["loss"])
+    return positions_a_row(config["model"]["objective"], loss, data["prompt_length"], data["response_length"])
 
 
 def _budgets(records: Records, arm: str, seed: int) -> dict[str, int | None]:
@@ -155,6 +164,7 @@ def tables(summary: dict[str, Any]) -> Iterable[tuple[str, list[dict[str, str]]]
                 "steps × rows": f"{row['steps']:,} × {row['rows_a_step']}",
                 "tokens seen": f"{row['tokens_seen']:,}",
                 "predicted": f"{row['predicted']:,}",
+                "positions a row": f"{row['positions_a_row']:,}",
             }
             | {f"steps to {share} of twin": f"{at:,}" if at else "not reached" for share, at in row["budget"].items()}
             for row in arms
@@ -170,15 +180,17 @@ def _quality_row(row: dict[str, Any], split: dict[str, Any]) -> dict[str, str]:
     low, high = split["exact_interval"]
     ratio = split.get("to_twin", {})
     to_twin = "—"
-    if ratio.get("ratio") is not None and row["arm"] != TWIN:
-        to_twin = f"{ratio['ratio']:.3f} [{ratio['interval'][0]:.3f}, {ratio['interval'][1]:.3f}]"
+    if row["arm"] != TWIN and split["exact"] == 0:
+        to_twin = "none exact"  # resampling rows that all failed would give an interval of no width
+    elif ratio.get("ratio") is not None and row["arm"] != TWIN:
+        to_twin = f"{ratio['ratio']:.3f} [{ratio['interval'][0]:.2f}, {ratio['interval'][1]:.2f}]"
     return {
         "arm": _name(row),
         "setting": split["setting"],
         "parses": f"{split['parses']:.3f}",
         "keys": f"{split['keys_right']:.3f}",
         "leaf values": f"{split['leaf_values_right']:.3f}",
-        "exact": f"{split['exact']:.3f} [{low:.3f}, {high:.3f}]",
+        "exact": f"{split['exact']:.3f} [{low:.2f}, {high:.2f}]",
         "passes": f"{split['total_passes']:.1f}",
         "tok/forward": f"{split['tokens_per_forward']:.2f}",
         "exact ÷ twin": to_twin,
@@ -201,9 +213,9 @@ def _speed_row(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _rich_table(title: str, rows: list[dict[str, str]]) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for number, column in enumerate(rows[0]):
-        table.add_column(column, justify="left" if number == 0 else "right")
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for row in rows:
         table.add_row(*(row.get(column, "—") for column in rows[0]))
     return table
@@ -225,8 +237,8 @@ def markdown(records: Records, summary: dict[str, Any]) -> str:
     parts = [
         "# Masked diffusion against its autoregressive twin",
         f"Documents: {source}. Seeds: {seeds}. Weights while decoding: {settings['dtype']} on {settings['device']}. "
-        "Same parameters, initial weights, tokenizer, rows and order, optimizer and steps for all arms. Every number "
-        "below stands in a JSON record under `records/`.",
+        "Same parameters, initial weights, tokenizer, rows and order, optimizer and steps for all arms; what a step "
+        "costs differs (`positions a row`). Every number below stands in a JSON record under `records/`.",
         "![Quality against tokens per forward, and against training steps](quality_passes.png)",
     ]
     parts += [f"## {title}\n\n{_markdown_table(rows)}" for title, rows in tables(summary)]
@@ -234,6 +246,11 @@ def markdown(records: Records, summary: dict[str, Any]) -> str:
         "## How to read it\n\n"
         "- A pass is one call of the trunk: prefill, denoise, store and decode alike. `tok/forward` is the answer's "
         "tokens, without its end token, over all passes.\n"
+        "- Equal budget means equal rows, order and steps. `positions a row` is what the trunk evaluates for a row in "
+        "a step: a diffusion arm's noisy copies count, so equal steps are not equal arithmetic. `tokens seen` and "
+        "`predicted` also differ by the end tokens each objective supervises.\n"
+        "- Steps to a share of the twin's exact match: the first of the saved checkpoints that has it on dev, with "
+        "the frozen setting; the truth lies between it and the checkpoint before.\n"
         "- Each arm's setting was chosen on dev: the fewest passes within 0.01 of that arm's best leaf values "
         "and exact match. Test was run once with it.\n"
         "- A speed ratio is printed only where exact match on test reaches 0.85 of the twin's.\n"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,6 +59,21 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Writes a safetensors file. Raises `OSError` with the file's name where the system refuses, a full disk included.
+
+    The library reports those as an error of its own, with the system's number only in its text.
+    """
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))
+        if not found:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
 def save_checkpoint(
     folder: str | Path,
     model: Transformer,
@@ -85,7 +101,7 @@ def save_checkpoint(
         "tokenizer_sha256": tokenizer.fingerprint(),
     }
     with whole_folder(Path(folder)) as temporary:
-        save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
+        write_tensors(temporary / "model.safetensors", tensors)
         (temporary / "config.json").write_text(json.dumps(header, indent=2) + "\n")
         (temporary / "training.json").write_text(json.dumps(training, indent=2) + "\n")
         tokenizer.save(temporary / "tokenizer.json")

@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 
 class UserError(Exception):
@@ -19,24 +20,33 @@ def run_command(main: Callable[[list[str]], int | None], argv: list[str] | None 
     stderr and no traceback; 130 interrupted. Any other exception is a defect of ours and keeps its traceback.
     """
     try:
-        return main(sys.argv[1:] if argv is None else argv) or 0
+        status = main(sys.argv[1:] if argv is None else argv) or 0
+        sys.stdout.flush()  # here, where a disk that takes no more is still answered in one line
+        return status
     except UserError as error:
         return _complain(str(error))
     except KeyboardInterrupt:
         print("interrupted; what was already written is kept", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our stdout went away (`| head`): point stdout elsewhere so that the exit flush stays silent.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()  # its reader went away (`| head`)
         return 141
     except OSError as error:
         if error.errno == errno.ENOSPC:
+            if error.filename is None:
+                _discard_stdout()
             return _complain(
                 f"the disk is full while writing {error.filename or 'output'}; free some space, then repeat"
             )
         if error.filename is not None:
             return _complain(f"{error.filename}: {error.strerror}")
         raise
+
+
+def _discard_stdout() -> None:
+    """Points stdout elsewhere, so that what is still in its buffer fails no second time when the process ends."""
+    with suppress(OSError, ValueError):  # not a file: nothing is written at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str) -> int:

@@ -39,7 +39,8 @@ class LossConfig:
     """Highest masking rate in training."""
     complementary: bool = False
     """Corrupts every row twice, the second time just where the first left it clean: each token is predicted once a
-    step, as in the autoregressive twin. Learns to copy in half the steps; costs a second noisy copy. Plain only."""
+    step, as in the autoregressive twin. Fewer steps, each dearer by a second noisy copy. Plain only; the loss does
+    not compare with that of one copy, which weighs heavily masked rows more."""
 
     def __post_init__(self) -> None:
         if self.complementary and self.weighting == "bound":
@@ -52,6 +53,11 @@ class LossConfig:
                 f"mask rates [{self.min_mask_rate}, {self.max_mask_rate}] are unusable; "
                 "give 0 <= min_mask_rate < max_mask_rate <= 1"
             )
+
+    @property
+    def copies(self) -> int:
+        """Noisy copies of a row in one step."""
+        return 2 if self.complementary else 1
 
     def training_schedule(self) -> Schedule:
         """The schedule that training goes through, clipped to the rates above."""
@@ -96,6 +102,14 @@ class Batch:
 def blocks_in_response(config: ModelConfig, response_columns: int) -> int:
     """How many timesteps a row needs: one for each block."""
     return math.ceil(response_columns / config.block_length) if config.objective == "block_diffusion" else 1
+
+
+def positions_a_row(objective: str, loss: LossConfig, prompt_columns: int, response_columns: int) -> int:
+    """Positions the trunk evaluates for one row of a training step, padding included: what equal steps cost."""
+    row = prompt_columns + response_columns
+    if objective == "autoregressive":
+        return row
+    return loss.copies * row if objective == "masked_diffusion" else row + loss.copies * response_columns
 
 
 def _corrupt_response(config: ModelConfig, loss: LossConfig, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,8 +171,8 @@ def masked_diffusion_loss(
     """Cross-entropy of the masked tokens given all visible ones. MDLM (2406.07524) eq. 10; plain: as LLaDA trains."""
     start, rows = batch.response_start, "k b r -> (k b) r"
     noisy_KBR, masked_KBR, weight_KBR = _corrupt_response(model.config, loss, batch)
-    copies = len(noisy_KBR)
-    tokens_BL, valid_BL = batch.tokens_BL.repeat(copies, 1), batch.valid_BL.repeat(copies, 1)  # B: the copies' rows
+    # From here on B counts the copies' rows.
+    tokens_BL, valid_BL = batch.tokens_BL.repeat(loss.copies, 1), batch.valid_BL.repeat(loss.copies, 1)
     noisy_BL = torch.cat([tokens_BL[:, :start], rearrange(noisy_KBR, rows)], dim=1)
     blocks_BL = block_indices(model.config, valid_BL, start)
     hidden_BLD = model.hidden(noisy_BL, logical_positions(valid_BL), visible(blocks_BL, blocks_BL))
@@ -173,15 +187,15 @@ def block_diffusion_loss(
     """Cross-entropy of each block's masked tokens given clean earlier blocks. BD3-LM (2503.09573), in one pass."""
     start, columns = batch.response_start, "k b r -> b (k r)"
     noisy_KBR, masked_KBR, weight_KBR = _corrupt_response(model.config, loss, batch)
-    copies = len(noisy_KBR)
     positions_BL = logical_positions(batch.valid_BL)
     hidden = model.hidden(
         torch.cat([batch.tokens_BL, rearrange(noisy_KBR, columns)], dim=1),
-        torch.cat([positions_BL, positions_BL[:, start:].repeat(1, copies)], dim=1),
-        side_by_side(block_indices(model.config, batch.valid_BL, start), start, copies),
+        torch.cat([positions_BL, positions_BL[:, start:].repeat(1, loss.copies)], dim=1),
+        side_by_side(block_indices(model.config, batch.valid_BL, start), start, loss.copies),
     )
-    hidden_BRD = hidden[:, batch.tokens_BL.shape[1] :]  # R: the copies' columns
-    targets_BR = batch.tokens_BL[:, start:].repeat(1, copies)
+    # From here on R counts the copies' columns.
+    hidden_BRD = hidden[:, batch.tokens_BL.shape[1] :]
+    targets_BR = batch.tokens_BL[:, start:].repeat(1, loss.copies)
     masked_BR, weight_BR = rearrange(masked_KBR, columns), rearrange(weight_KBR, columns)
     total, counted = _cross_entropy(model, hidden_BRD, targets_BR, masked_BR, weight_BR, capacity)
     return total, counted, masked_BR.sum()

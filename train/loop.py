@@ -26,10 +26,10 @@ from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mdlm.checkpoint import checkpoints_in, load_checkpoint, save_checkpoint
+from mdlm.checkpoint import checkpoints_in, load_checkpoint, save_checkpoint, write_tensors
 from mdlm.errors import UserError
 from mdlm.objectives import Batch, LossConfig, training_loss
 from mdlm.provenance import checkout
@@ -236,7 +236,7 @@ class Run:
 
         def write_state(folder: Path) -> None:
             (folder / "state").mkdir()
-            save_file(self.optimizers.state_tensors(), folder / "state" / "optimizer.safetensors")
+            write_tensors(folder / "state" / "optimizer.safetensors", self.optimizers.state_tensors())
             (folder / "state" / "progress.json").write_text(json.dumps(progress) + "\n")
 
         folder = self.folder / f"step-{self.step:07d}"

@@ -11,7 +11,7 @@ import torch
 from mdlm.config import OBJECTIVES
 from mdlm.corruption import log_probabilities
 from mdlm.errors import UserError
-from mdlm.objectives import LOSSES, LossConfig, blocks_in_response, training_loss
+from mdlm.objectives import LOSSES, LossConfig, blocks_in_response, positions_a_row, training_loss
 
 PROMPTS, RESPONSES = [5, 2, 3], [9, 4, 7]
 DIFFUSION = ["masked_diffusion", "block_diffusion"]
@@ -194,6 +194,20 @@ def test_complementary_copies_predict_every_supervised_token_once(tiny_model, ra
     assert masked.equal(batch.supervised_BR.long())
     clean_BR = batch.tokens_BL[:, start:]
     assert copies.where(copies != model.config.mask_token_id, clean_BR).equal(clean_BR.expand_as(copies))
+
+
+@pytest.mark.parametrize("complementary", [False, True])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_positions_of_a_step_are_those_that_go_through_the_trunk(
+    tiny_model, random_batch, objective, complementary
+):
+    model, loss = tiny_model(objective), LossConfig(complementary=complementary)
+    batch = random_batch(model.config, PROMPTS, RESPONSES)
+    watched = Watched(model)
+    training_loss(model, batch, loss, capacity=27)
+    columns = batch.supervised_BR.shape[1]
+    a_row = positions_a_row(objective, loss, batch.response_start, columns)
+    assert sum(tokens.numel() for tokens in watched.tokens) == a_row * len(PROMPTS)
 
 
 def test_complementary_copies_have_no_bound():

@@ -179,3 +179,17 @@ def test_a_process_with_wrong_input_has_one_line_and_no_traceback(started, tmp_p
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_full_disk_is_answered_in_one_line(checkpoints, started, options):
+    pipes = {"stdout": open("/dev/full", "w"), "stderr": subprocess.PIPE, "text": True}  # noqa: SIM115
+    with (
+        pipes["stdout"],
+        started("--checkpoint", checkpoints["autoregressive"], "--prompt", "1", *options, **pipes) as process,
+    ):
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "Traceback" not in err and "Exception ignored" not in err
+    assert err.splitlines()[-1].startswith("error: the disk is full")

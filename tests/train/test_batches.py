@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 
@@ -177,13 +178,17 @@ def most_wanted(batches, loss, steps):
         times_BR = batch.times_BJ.repeat_interleave(block, dim=1)[:, :columns]
         masked_BR = batch.noise_BR < schedule.mask_rate(times_BR)
         if loss.complementary:
-            masked_BR = torch.ones_like(masked_BR)
+            masked_BR = torch.ones_like(masked_BR)  # in the one copy or in the other
         most = max(most, int((masked_BR & batch.supervised_BR).sum()))
     return most
 
 
-LOSSES = [LossConfig(), LossConfig(schedule="cosine", min_mask_rate=0.3), LossConfig(schedule="quadratic")]
-LOSSES.append(LossConfig(complementary=True))
+LOSSES = [
+    LossConfig(),
+    LossConfig(schedule="cosine", min_mask_rate=0.3),
+    LossConfig(schedule="quadratic"),
+    LossConfig(complementary=True),
+]
 LENGTHS = {"equal": [9] * 20, "spread": list(range(1, 21)), "outliers": [2] * 19 + [20]}
 
 
@@ -192,8 +197,8 @@ LENGTHS = {"equal": [9] * 20, "spread": list(range(1, 21)), "outliers": [2] * 19
 def test_the_head_has_room_for_every_batch(dataset_of, tokenizer, objective, lengths):
     """200 batches of every loss and rule for ends, seed 0."""
     dataset = dataset_of(LENGTHS[lengths], response_length=24)
-    for number, loss in enumerate(LOSSES):
-        batches = source(dataset, tokenizer, objective, batch_size=16, end=ENDS[number % 3])
+    for loss, end in itertools.product(LOSSES, ENDS):
+        batches = source(dataset, tokenizer, objective, batch_size=16, end=end)
         assert most_wanted(batches, loss, 200) <= batches.capacity(loss) <= 16 * 24
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mdlm.certainty import margin, negative_entropy
+
 
 def keep_top_p(log_probs_BGV: Tensor, top_p: float) -> Tensor:
     """Log-probabilities outside the smallest set of mass ≥ top_p become −inf; the token that crosses it stays.
@@ -41,17 +43,6 @@ def confidence(log_probs_BGV: Tensor, candidate_BG: Tensor, generator: torch.Gen
     return log_probs_BGV.gather(-1, candidate_BG[..., None])[..., 0].exp()
 
 
-def margin(log_probs_BGV: Tensor, candidate_BG: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Probability of the likeliest token less that of the second (Kim et al., 2502.06768)."""
-    top = log_probs_BGV.topk(2, dim=-1).values.exp()
-    return top[..., 0] - top[..., 1]
-
-
-def negative_entropy(log_probs_BGV: Tensor, candidate_BG: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Σ p log p in nats: 0 when certain, −log V when lost (Dream, 2508.15487)."""
-    return torch.special.entr(log_probs_BGV.exp()).sum(-1).neg()
-
-
 def random_score(log_probs_BGV: Tensor, candidate_BG: Tensor, generator: torch.Generator | None) -> Tensor:
     """Uniform draws: positions are committed in random order."""
     device = log_probs_BGV.device
@@ -60,8 +51,8 @@ def random_score(log_probs_BGV: Tensor, candidate_BG: Tensor, generator: torch.G
 
 SCORES: dict[str, Callable[[Tensor, Tensor, torch.Generator | None], Tensor]] = {
     "confidence": confidence,
-    "margin": margin,
-    "entropy": negative_entropy,
+    "margin": lambda log_probs_BGV, *_: margin(log_probs_BGV),
+    "entropy": lambda log_probs_BGV, *_: negative_entropy(log_probs_BGV),
     "random": random_score,
 }
 

@@ -28,7 +28,7 @@ from evals.tasks_cli import write_rows
 from evals.training import default_workers, train_all
 from mdlm.checkpoint import checkpoints_in
 from mdlm.config import Objective
-from mdlm.config_file import parse_config, write_config
+from mdlm.config_file import claim_folder, parse_config
 from mdlm.cpu import keep_large_buffers
 from mdlm.errors import UserError
 from mdlm.tokenizer import Tokenizer
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
     config, options = parse_config(GapConfig, argv, prog="python -m evals gap", flags=flags)
     keep_large_buffers()
     console, folder = Console(stderr=True), Path(config.output)
-    _claim(config, folder)
+    claim_folder(config, folder)
     splits = _write_data(config, folder / "data")
     # The slowest arm first, so that none waits for it at the end.
     order = sorted(config.arms, key=["block_diffusion", "masked_diffusion", "autoregressive"].index)
@@ -103,16 +103,6 @@ def main(argv: list[str]) -> int:
         print((folder / "report.txt").read_text(), end="")
         console.print(f"report: {folder / 'report.md'}   figure: {folder / 'quality_passes.png'}")
     return 0
-
-
-def _claim(config: GapConfig, folder: Path) -> None:
-    """Takes the output folder for this config; a folder made with another one is refused."""
-    path, wanted = folder / "config.yaml", folder / "config.yaml.new"
-    write_config(config, wanted)
-    if path.exists() and path.read_text() != wanted.read_text():
-        wanted.unlink()
-        raise UserError(f"{folder} holds a comparison with another config; choose another --output or delete it")
-    wanted.replace(path)
 
 
 def _write_data(config: GapConfig, folder: Path) -> dict[str, Path]:

@@ -47,3 +47,21 @@ def ratio_interval(
         "draws": DRAWS,
         "verdict": f"non-inferior at {shown[0]:g}" if shown else "not shown",
     }
+
+
+def ratio_error(values: Sequence[float], sizes: Sequence[float]) -> float | None:
+    """Standard error of Σ values / Σ sizes over rows as a sample, by linearization; None for fewer than two rows."""
+    if len(values) < 2:
+        return None
+    values_R, sizes_R = np.asarray(values, dtype=float), np.asarray(sizes, dtype=float)
+    residual_R = values_R - values_R.sum() / sizes_R.sum() * sizes_R
+    rows = len(values_R)
+    return float(np.sqrt(rows / (rows - 1) * (residual_R**2).sum()) / sizes_R.sum())
+
+
+def ratio_difference(
+    ours: Sequence[float], theirs: Sequence[float], sizes: Sequence[float]
+) -> tuple[float, float | None]:
+    """Σ ours / Σ sizes less Σ theirs / Σ sizes on the same rows, with the standard error of the paired rows."""
+    paired = np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float)
+    return float(paired.sum() / np.sum(sizes)), ratio_error(paired.tolist(), sizes)

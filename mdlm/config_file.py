@@ -73,3 +73,13 @@ def write_config(config: Any, path: Path) -> None:
     """Writes a resolved config as YAML, readable by `parse_config`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(json.loads(json.dumps(asdict(config))), sort_keys=False))
+
+
+def claim_folder(config: Any, folder: Path) -> None:
+    """Takes an output folder for a config, which is written into it; a folder made with another config is refused."""
+    path, wanted = folder / "config.yaml", folder / "config.yaml.new"
+    write_config(config, wanted)
+    if path.exists() and path.read_text() != wanted.read_text():
+        wanted.unlink()
+        raise UserError(f"{folder} was made with another config; choose another --output or delete it")
+    wanted.replace(path)

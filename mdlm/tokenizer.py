@@ -134,6 +134,23 @@ class Tokenizer:
         """One printable string for each id, for drawing: special tokens by name, control characters escaped."""
         return [self._piece(self._known(token)) for token in ids]
 
+    def byte_lengths(self) -> list[int]:
+        """UTF-8 bytes that each id stands for; none for special tokens and for ids without a token.
+
+        In a byte-level vocabulary every character of a token's name is a byte; of other vocabularies the decoded text
+        is counted.
+        """
+        decoder = json.loads(self._inner.to_str())["decoder"] or {}
+        byte_level = decoder.get("type") == "ByteLevel"
+        lengths = []
+        for token in range(self.vocab_size):
+            name = self._inner.id_to_token(token)
+            if name is None or token in self._special_ids:
+                lengths.append(0)
+            else:
+                lengths.append(len(name) if byte_level else len(self.decode([token]).encode("utf-8")))
+        return lengths
+
     def fingerprint(self) -> str:
         """SHA-256 (hex) of vocabulary, merges, rules and special ids; the same before `save` and after `load`."""
         canonical = json.dumps([json.loads(self._inner.to_str()), self.specials], sort_keys=True, separators=(",", ":"))

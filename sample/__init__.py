@@ -1,7 +1,8 @@
 """Decoding: the denoiser, the autoregressive decoder, and the ledger of what each output cost."""
 
 from sample.autoregressive import AutoregressiveConfig, decode
-from sample.denoise import DenoiseConfig, denoise
+from sample.config import DenoiseConfig
+from sample.denoise import denoise
 from sample.generation import Generation
 from sample.ledger import Ledger
 

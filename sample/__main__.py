@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 import unicodedata
@@ -19,28 +18,26 @@ from rich.console import Console
 from rich.progress import Progress
 
 from mdlm.checkpoint import load_checkpoint, read_header, resolve_checkpoint
-from mdlm.command import CommandParser, unknown
 from mdlm.cpu import keep_large_buffers
 from mdlm.errors import UserError, run_command
 from mdlm.tokenizer import Tokenizer
 from mdlm.transformer import Transformer
 from sample.autoregressive import AutoregressiveConfig, decode
-from sample.denoise import DenoiseConfig, denoise
+from sample.config import DenoiseConfig
+from sample.denoise import denoise
 from sample.generation import Generation, pad_left
-from sample.infill import MARKER_WORD, Layout, Marker, Request, answer
+from sample.infill import Layout, Marker, Request, answer
 from sample.ledger import KINDS, RowLedger
-from sample.policies import SCORES
+from sample.options import DTYPES, decoder_config, find_device, read_options
 from sample.prompts import read_prompts
 from sample.show import Show
 
 RUNS = Path("runs")
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BATCH_SETTINGS = ("max_new_tokens", "prompt_columns", "trace")
-DIFFUSION_ONLY = ("template", "block_length", "threshold", "max_denoising_steps", "score")
 
 
 def main(argv: list[str]) -> None:
-    options = _options(argv)
+    options = read_options(argv)
     keep_large_buffers()
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     folder = resolve_checkpoint(options.checkpoint) if options.checkpoint else newest_checkpoint(RUNS)
@@ -48,7 +45,7 @@ def main(argv: list[str]) -> None:
     objective = header["model"].objective
     if not options.checkpoint:
         console.print(f"using {folder} ({objective}); --checkpoint DIR takes another")
-    config, device = _decoder_config(options, objective), _device(options.device)
+    config, device = decoder_config(options, objective), find_device(options.device)
     texts = [""] if options.unconditional else read_prompts(options.prompt, options.prompts)
     model, tokenizer = load_checkpoint(folder, dtype=DTYPES[options.dtype], device=device)
     layout = Layout(
@@ -169,118 +166,6 @@ class Run:
             f" ({named}): {kept / max(passes, 1):.2f} tokens per forward; {self.seconds:.2f} s, "
             f"{kept / self.seconds:,.0f} tokens/s"
         )
-
-
-def _options(argv: list[str]) -> argparse.Namespace:
-    parser = CommandParser(
-        "python -m sample",
-        description="Decodes prompts with a trained checkpoint: answers on stdout, what they cost on stderr.",
-        epilog="A gap takes the tokens that stand where it stands: most words carry the space before them, so write "
-        "`is<|mask:3|>.` rather than `is <|mask:3|>.`",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--checkpoint", type=Path, metavar="DIR", help="a checkpoint or a run; default: newest in ./runs"
-    )
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prompt", action="append", metavar="TEXT", help="may be repeated; default: stdin, whole")
-    source.add_argument("--prompts", type=Path, metavar="FILE", help='.jsonl with "prompt", or text, one prompt a line')
-    source.add_argument("--unconditional", action="store_true", help="no prompt: only the begin token")
-    parser.add_argument("--batch-size", type=_count, default=16, metavar="N", help="prompts decoded at once (16)")
-    parser.add_argument("--max-new-tokens", type=_count, metavar="N", help="longest answer; default: as trained")
-    infill = parser.add_argument_group("gaps (diffusion models): <|mask|> is one token, <|mask:8|> eight")
-    infill.add_argument("--template", metavar="TEXT", help="the answer with gaps; gaps in a prompt fill that text")
-    infill.add_argument("--mask-marker", default=MARKER_WORD, metavar="WORD", help="another word than `mask`")
-    denoising = parser.add_argument_group("denoising (diffusion models)")
-    denoising.add_argument("--block-length", type=_count, metavar="N", help="positions denoised together")
-    denoising.add_argument("--threshold", type=_number, metavar="X", help="commit all candidates at least this sure")
-    denoising.add_argument("--max-denoising-steps", type=_count, metavar="N", help="passes for each block or canvas")
-    denoising.add_argument("--score", choices=list(SCORES), help="what makes a candidate sure (confidence)")
-    drawing = parser.add_argument_group("drawing tokens")
-    drawing.add_argument("--temperature", type=_number, default=0.0, metavar="T", help="0 takes the likeliest (0)")
-    drawing.add_argument("--top-p", type=_number, default=1.0, metavar="P", help="mass that is sampled from (1)")
-    drawing.add_argument("--seed", type=_seed, default=0, metavar="S", help="of all that is drawn (0)")
-    machine = parser.add_argument_group("machine")
-    machine.add_argument("--no-cache", dest="cache", action="store_false", help="evaluate whole rows at every pass")
-    machine.add_argument("--compile", action="store_true", help="compile the pass; pays off for many prompts")
-    machine.add_argument("--dtype", choices=list(DTYPES), default="fp32", help="of weights and activations (fp32)")
-    machine.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N; default: cuda where there is one")
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--show",
-        nargs="?",
-        type=_number,
-        const=0.1,
-        metavar="SECONDS",
-        help="draw each pass on stderr, on a terminal for that long (0.1)",
-    )
-    output.add_argument("--json", action="store_true", help="one JSON line on stdout in place of the text")
-    options, rest = parser.parse_known_args(argv)
-    if rest and rest[0].startswith("-"):
-        raise unknown(
-            "option", rest[0].split("=")[0], [flag for action in parser._actions for flag in action.option_strings]
-        )
-    if rest:
-        raise UserError(f"{rest[0]!r} stands alone; a prompt is given as --prompt TEXT")
-    return options
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or len(text) > 18:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to 10^18 - 1")
-    return int(text)
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number")
-    return value
-
-
-def _decoder_config(options: argparse.Namespace, objective: str) -> AutoregressiveConfig | DenoiseConfig:
-    """The decoder's settings; refuses options that the objective has no use for."""
-    shared = {name: getattr(options, name) for name in ("temperature", "top_p", "seed", "cache", "compile")}
-    if options.top_p < 1 and options.temperature == 0:
-        raise UserError("--top-p only matters when tokens are sampled; give --temperature above 0 too, or leave it out")
-    if options.show is not None and options.show < 0:
-        raise UserError(f"--show {options.show:g}: a pass cannot be shown for less than 0 seconds")
-    if objective == "autoregressive":
-        if given := [name for name in DIFFUSION_ONLY if getattr(options, name) is not None]:
-            flag = "--" + given[0].replace("_", "-")
-            raise UserError(f"{flag} is for diffusion models, this checkpoint is autoregressive; leave it out")
-        return AutoregressiveConfig(**shared)
-    wanted = {name: getattr(options, name) for name in DIFFUSION_ONLY[1:] if getattr(options, name) is not None}
-    config = DenoiseConfig(**shared, **wanted)
-    highest = 0 if config.score == "entropy" else 1
-    if config.threshold is not None and config.threshold > highest:
-        raise UserError(
-            f"--threshold {config.threshold:g} is never reached: the score {config.score!r} is at most {highest}"
-        )
-    return config
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise UserError(f"--device {name} is unknown; give cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"--device {name}: there are {torch.cuda.device_count()} such devices here; give --device cpu")
-    return device
 
 
 def _batches(requests: list[Request], size: int) -> Iterator[list[Request]]:

@@ -17,6 +17,7 @@ from mdlm.errors import UserError
 from mdlm.transformer import Transformer
 from sample.generation import Generation, book_result, check_tokens, pad_left
 from sample.ledger import Ledger
+from sample.noise import row_keys, uniform
 from sample.policies import candidates
 from sample.windows import maybe_compiled
 
@@ -73,11 +74,13 @@ def decode(
     prompts: Sequence[Sequence[int]],
     config: AutoregressiveConfig | None = None,
     *,
+    rows_B: Tensor | None = None,
     on_token: Callable[[Tensor], None] | None = None,
 ) -> Generation:
     """Continues each prompt (token ids, its begin token included) until its end token or `max_new_tokens`.
 
     Args:
+        rows_B: each row's number, which with `config.seed` decides its noise. Default: 0, 1, 2, …
         on_token: called with each pass's tokens (B, 1); a live display.
 
     Returns:
@@ -95,7 +98,7 @@ def decode(
             f"made for {model.config.max_length} in all; shorten the prompt or ask for fewer"
         )
     tokens_BP, valid_BP = tokens_BP.to(model.device), valid_BP.to(model.device)
-    run = _Run(model, valid_BP, config)
+    run = _Run(model, valid_BP, config, rows_B)
     response_BR = torch.full((rows, config.max_new_tokens), model.config.pad_token_id, device=model.device)
     decoded_BR = torch.zeros_like(response_BR, dtype=torch.bool)
     for index in range(config.max_new_tokens):
@@ -121,10 +124,12 @@ def decode(
 class _Run:
     """The cache and the columns of the rows still being decoded."""
 
-    def __init__(self, model: Transformer, valid_BP: Tensor, config: AutoregressiveConfig) -> None:
+    def __init__(
+        self, model: Transformer, valid_BP: Tensor, config: AutoregressiveConfig, rows_B: Tensor | None
+    ) -> None:
         rows, start = valid_BP.shape
         new_BR = torch.ones(rows, config.max_new_tokens, dtype=torch.bool, device=model.device)
-        self.model, self.config = model, config
+        self.model, self.config, self.start = model, config, start
         self.valid_BL = torch.cat([valid_BP, new_BR], dim=1)
         self.positions_BL = logical_positions(self.valid_BL)
         self.blocks_BL = block_indices(model.config, self.valid_BL, start)
@@ -133,7 +138,8 @@ class _Run:
         self.rows_B = torch.arange(rows, device=model.device)
         self.ledger = Ledger(rows, model.device)
         self.seen_BL = self.valid_BL.long().cumsum(-1)
-        self.generator = torch.Generator(model.device).manual_seed(config.seed)
+        numbers_B = self.rows_B if rows_B is None else rows_B.to(model.device)
+        self.keys_B = row_keys(config.seed, numbers_B)
         self.next_token = maybe_compiled(next_token, config.compile)
         self.last_logits = maybe_compiled(last_logits, config.compile)
         self.stop_check_every = config.stop_check_every or (16 if model.device.type == "cuda" else 1)
@@ -144,7 +150,7 @@ class _Run:
         stop = tokens_BP.shape[1]
         self.tokens_BL[:, :stop] = tokens_BP
         self._count("prefill", self.seen_BL[:, stop - 1], stop)
-        return self._choose(self.last_logits(self.model, *self._columns(slice(0, stop)), self.cache))
+        return self._choose(self.last_logits(self.model, *self._columns(slice(0, stop)), self.cache), stop)
 
     def step(self, tokens_B1: Tensor, column: int) -> Tensor:
         """Feeds the newest tokens, which stand at `column`, and returns the next ones, (B, 1)."""
@@ -152,18 +158,18 @@ class _Run:
         if not self.config.cache:
             self._count("decode", self.seen_BL[:, column], column + 1)
             valid_BL, start = self.valid_BL[:, : column + 1], self.valid_BL.shape[1] - self.config.max_new_tokens
-            return self._choose(self.model(self.tokens_BL[:, : column + 1], valid_BL, start)[:, -1:])
+            return self._choose(self.model(self.tokens_BL[:, : column + 1], valid_BL, start)[:, -1:], column + 1)
         self._count("decode", 1, column + 1)
         arguments = (self.model, *self._columns(slice(column, column + 1)), self.cache)
         if self.config.temperature == 0:
             return self.next_token(*arguments)
-        return self._choose(self.last_logits(*arguments))
+        return self._choose(self.last_logits(*arguments), column + 1)
 
     def keep_rows(self, live_B: Tensor, tokens_B1: Tensor) -> Tensor:
         """Takes finished rows out of the batch; returns the newest tokens of those that stay."""
         keep = live_B.nonzero().flatten()
         self.cache.keep_rows(keep)
-        for name in ("rows_B", "valid_BL", "positions_BL", "blocks_BL", "seen_BL", "tokens_BL"):
+        for name in ("rows_B", "valid_BL", "positions_BL", "blocks_BL", "seen_BL", "tokens_BL", "keys_B"):
             setattr(self, name, getattr(self, name)[keep])
         return tokens_B1[keep]
 
@@ -175,9 +181,14 @@ class _Run:
             self.columns_L[window],
         )
 
-    def _choose(self, logits_B1V: Tensor) -> Tensor:
+    def _choose(self, logits_B1V: Tensor, column: int) -> Tensor:
+        """The token for a column, (B, 1)."""
         log_probs_B1V = log_probabilities(logits_B1V, self.model.config.mask_token_id)
-        return candidates(log_probs_B1V, self.config.temperature, self.config.top_p, self.generator)
+        noise_B1V = None
+        if self.config.temperature > 0:
+            moment = torch.tensor(column - self.start, device=self.keys_B.device)
+            noise_B1V = uniform(self.keys_B, moment, "token", (1, log_probs_B1V.shape[-1]))
+        return candidates(log_probs_B1V, self.config.temperature, self.config.top_p, noise_B1V)
 
     def _count(self, kind: str, positions: Tensor | int, seen_columns: int) -> None:
         everyone_B = torch.ones_like(self.rows_B, dtype=torch.bool)

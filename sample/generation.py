@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mdlm.errors import UserError
+from sample.approximate import Drift
 from sample.ledger import Ledger
 
 
@@ -28,8 +29,14 @@ class Pass:
     """The whole canvas after this pass."""
     committed_BG: Tensor
     """True where this pass committed a token, by column of the window."""
+    revoked_BG: Tensor
+    """True where it made a committed token a mask again."""
     score_BG: Tensor
     """Each candidate's score, float32."""
+    end_mass_BG: Tensor
+    """Probability of the end token at each position."""
+    final_B: Tensor
+    """True for rows whose window has no mask left since this pass."""
 
 
 @dataclass
@@ -44,6 +51,8 @@ class Generation:
     response_start: int
     end_id: int | None
     trace: list[Pass] = field(default_factory=list)
+    drift: Drift | None = None
+    """Of an approximate cache, where it was measured."""
 
     def answer(self, row: int) -> list[int]:
         """The response's tokens of one row, up to and without the first end token."""

@@ -1,6 +1,6 @@
-"""The choices of a denoising pass: which token is the candidate, how sure we are of it, which candidates we commit.
+"""The choices of a denoising pass that need no state: candidates, their scores, and shares of a window.
 
-Each is a small function and one line in a registry. Shapes: B rows, G positions of a window, V vocabulary.
+Each is a small function. Shapes: B rows, G positions of a window, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,55 +24,40 @@ def keep_top_p(log_probs_BGV: Tensor, top_p: float) -> Tensor:
     return log_probs_BGV.masked_fill(~kept_BGV, -torch.inf)
 
 
-def candidates(log_probs_BGV: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> Tensor:
+def candidates(log_probs_BGV: Tensor, temperature: float, top_p: float, noise_BGV: Tensor | None) -> Tensor:
     """One candidate token for each position, (B, G): the arg-max at temperature 0, otherwise a sample.
 
     Gumbel-max in float64: in float32 the noise's granularity silently lowers the temperature (2409.02908).
+    `noise_BGV` is uniform in [0, 1), float64; only looked at above temperature 0.
     """
-    if temperature == 0:
+    if temperature == 0 or noise_BGV is None:
         return log_probs_BGV.argmax(-1)
     tempered_BGV = torch.log_softmax(log_probs_BGV.double() / temperature, dim=-1)
     if top_p < 1:
         tempered_BGV = keep_top_p(tempered_BGV, top_p)
-    uniform_BGV = torch.rand(tempered_BGV.shape, dtype=torch.float64, device=tempered_BGV.device, generator=generator)
-    return (tempered_BGV - torch.log(-torch.log1p(-uniform_BGV))).argmax(-1)
+    return (tempered_BGV - torch.log(-torch.log1p(-noise_BGV.clamp(min=2.0**-54)))).argmax(-1)
 
 
-def confidence(log_probs_BGV: Tensor, candidate_BG: Tensor, generator: torch.Generator | None) -> Tensor:
+def confidence(log_probs_BGV: Tensor, candidate_BG: Tensor) -> Tensor:
     """The candidate's probability under the model, untempered (LLaDA, 2502.09992)."""
     return log_probs_BGV.gather(-1, candidate_BG[..., None])[..., 0].exp()
 
 
-def random_score(log_probs_BGV: Tensor, candidate_BG: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Uniform draws: positions are committed in random order."""
-    device = log_probs_BGV.device
-    return torch.rand(candidate_BG.shape, device=device, generator=generator)
-
-
-SCORES: dict[str, Callable[[Tensor, Tensor, torch.Generator | None], Tensor]] = {
-    "confidence": confidence,
-    "margin": lambda log_probs_BGV, *_: margin(log_probs_BGV),
-    "entropy": lambda log_probs_BGV, *_: negative_entropy(log_probs_BGV),
-    "random": random_score,
+SCORES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "confidence": lambda log_probs_BGV, candidate_BG, noise_BG: confidence(log_probs_BGV, candidate_BG),
+    "margin": lambda log_probs_BGV, candidate_BG, noise_BG: margin(log_probs_BGV),
+    "entropy": lambda log_probs_BGV, candidate_BG, noise_BG: negative_entropy(log_probs_BGV),
+    "random": lambda log_probs_BGV, candidate_BG, noise_BG: noise_BG,
 }
+"""What makes a candidate sure, from log-probabilities, candidates and uniform noise; larger is surer."""
 
 
-def rank_among(score_BG: Tensor, masked_BG: Tensor) -> Tensor:
-    """Each masked position's rank by falling score, 0 the surest; ties go to the left, and the unmasked come last."""
-    order_BG = score_BG.masked_fill(~masked_BG, -torch.inf).argsort(dim=-1, descending=True, stable=True)
-    return order_BG.argsort(dim=-1)
-
-
-def accept(score_BG: Tensor, masked_BG: Tensor, quota_B: Tensor, threshold: float | None) -> Tensor:
-    """Which masked positions a pass commits, (B, G) bool: the `quota_B` surest, and all at or above the threshold.
-
-    A quota of one with a threshold is Fast-dLLM's rule (2505.22618); a quota alone is LLaDA's. What is not committed
-    stays masked: low-confidence remasking.
-    """
-    committed_BG = rank_among(score_BG, masked_BG) < quota_B[:, None]
-    if threshold is not None:
-        committed_BG = committed_BG | (score_BG >= threshold)
-    return committed_BG & masked_BG
+def rank_among(score_BG: Tensor, among_BG: Tensor) -> Tensor:
+    """Each position's rank by falling score among those marked, 0 the first; ties go to the left, the others last."""
+    # Integers keep a score of −inf before the positions that do not take part.
+    order_BG = score_BG.argsort(dim=-1, descending=True, stable=True)
+    behind_BG = (~among_BG).gather(-1, order_BG).long().argsort(dim=-1, stable=True)
+    return order_BG.gather(-1, behind_BG).argsort(dim=-1)
 
 
 def quota(masked_at_start_B: Tensor, index: int, passes: int) -> Tensor:

@@ -78,7 +78,7 @@ def test_a_prompt_is_answered_alike_alone_and_in_a_batch(record, arm):
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_without_a_cache_the_answers_are_the_same(record, arm):
-    assert texts(record(arm, "--prompt", "the cat")) == texts(record(arm, "--prompt", "the cat", "--no-cache"))
+    assert texts(record(arm, "--prompt", "the cat")) == texts(record(arm, "--prompt", "the cat", "--cache", "none"))
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -52,7 +52,7 @@ configs = st.builds(
     threshold=st.none() | st.floats(-3, 1.5),
     score=st.sampled_from(sorted(SCORES)),
     block_length=st.none() | st.integers(1, 12),
-    cache=st.booleans(),
+    cache=st.sampled_from(["exact", "none"]),
     temperature=st.sampled_from([0.0, 0.01, 1.0, 5.0]),
     top_p=st.sampled_from([1e-6, 0.5, 0.9, 1.0]),
     seed=st.integers(0, 3),
@@ -181,7 +181,7 @@ def test_a_row_without_masks_costs_nothing_in_a_batch_either(tiny_model):
 def test_the_cache_does_not_show_in_the_result(ending_model, prompts, config, causal_prompt):
     model = ending_model("block_diffusion", causal_prompt=causal_prompt)
     cached = decoded(model, prompts, config)
-    uncached = decoded(model, prompts, DenoiseConfig(**{**vars(config), "cache": False}))
+    uncached = decoded(model, prompts, DenoiseConfig(**{**vars(config), "cache": "none"}))
     assert cached.tokens_BL.equal(uncached.tokens_BL)
     for with_cache, without in zip(cached.ledger.rows(), uncached.ledger.rows(), strict=True):
         assert with_cache.passes["denoise"] == without.passes["denoise"]
@@ -193,7 +193,7 @@ def test_the_cache_does_not_show_in_the_result(ending_model, prompts, config, ca
 def test_the_cache_does_not_show_in_samples(ending_model, prompts, temperature):
     model = ending_model("block_diffusion")
     config = DenoiseConfig(temperature=temperature, top_p=0.9, seed=5, max_denoising_steps=2)
-    uncached = DenoiseConfig(**{**vars(config), "cache": False})
+    uncached = DenoiseConfig(**{**vars(config), "cache": "none"})
     assert decoded(model, prompts, config).tokens_BL.equal(decoded(model, prompts, uncached).tokens_BL)
 
 

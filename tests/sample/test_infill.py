@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from mdlm.config import ModelConfig
 from mdlm.errors import UserError
 from mdlm.tokenizer import Tokenizer
-from sample.denoise import DenoiseConfig, denoise
+from sample.config import DenoiseConfig
+from sample.denoise import denoise
 from sample.infill import Layout, Marker, answer
 
 TOKENIZER = Tokenizer.train(["the cat sat on the mat", '{"name":"Ada","born":1815}'] * 4, 300)

@@ -18,11 +18,11 @@ AUTOREGRESSIVE = [
 ]
 DIFFUSION = [
     DenoiseConfig(),
-    DenoiseConfig(cache=False),
+    DenoiseConfig(cache="none"),
     DenoiseConfig(max_denoising_steps=3),
     DenoiseConfig(max_denoising_steps=1, block_length=3),
     DenoiseConfig(threshold=0.3, stop_at_end=False),
-    DenoiseConfig(threshold=0.3, block_length=5, cache=False),
+    DenoiseConfig(threshold=0.3, block_length=5, cache="none"),
     DenoiseConfig(temperature=1.0, score="random", trace=True),
     DenoiseConfig(score="margin", max_denoising_steps=2),
 ]
@@ -72,7 +72,7 @@ def test_a_row_takes_at_least_the_passes_its_tokens_need(ending_model, prompts, 
         if objective == "autoregressive":
             assert row.total_passes == decoded
             assert row.passes["prefill"] == 1
-        elif config == DenoiseConfig() or config == DenoiseConfig(cache=False):
+        elif config == DenoiseConfig() or config == DenoiseConfig(cache="none"):
             assert row.passes["denoise"] == decoded, "one token a pass"
         else:
             assert row.passes["denoise"] <= decoded

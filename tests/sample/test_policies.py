@@ -8,16 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdlm.corruption import log_probabilities
-from sample.policies import SCORES, accept, candidates, keep_top_p, quota, rank_among
+from sample.accepting import View, accepted
+from sample.config import DenoiseConfig
+from sample.noise import row_keys, uniform
+from sample.policies import SCORES, candidates, keep_top_p, quota, rank_among
 
 stats = pytest.importorskip("scipy.stats")
 PROBABILITIES = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03])
 
 
+def noise(seed, *shape, purpose="token"):
+    return uniform(row_keys(seed, torch.arange(shape[0])), torch.tensor(0), purpose, shape[1:])
+
+
 def drawn(probabilities, temperature, top_p, draws, seed):
-    generator = torch.Generator().manual_seed(seed)
     log_probs = probabilities.log().expand(1, draws, -1)
-    tokens = candidates(log_probs, temperature, top_p, generator)
+    tokens = candidates(log_probs, temperature, top_p, noise(seed, *log_probs.shape))
     return torch.bincount(tokens.flatten(), minlength=len(probabilities))
 
 
@@ -69,14 +75,14 @@ def test_the_mask_token_is_no_candidate_at_any_temperature():
     logits[..., 2] = 100.0
     log_probs = log_probabilities(logits, mask_id=2)
     for temperature in (0.0, 0.01, 1.0, 100.0):
-        tokens = candidates(log_probs, temperature, 1.0, torch.Generator().manual_seed(0))
+        tokens = candidates(log_probs, temperature, 1.0, noise(0, *log_probs.shape))
         assert (tokens != 2).all()
 
 
 def test_scores_are_what_they_are_called():
     probabilities = torch.tensor([[[0.5, 0.3, 0.2], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]]])
     log_probs, candidate = probabilities.log(), torch.tensor([[1, 0, 2]])
-    score = {name: SCORES[name](log_probs, candidate, torch.Generator().manual_seed(0))[0] for name in SCORES}
+    score = {name: SCORES[name](log_probs, candidate, noise(0, 1, 3))[0] for name in SCORES}
     torch.testing.assert_close(score["confidence"], torch.tensor([0.3, 1.0, 1 / 3]))
     torch.testing.assert_close(score["margin"], torch.tensor([0.2, 1.0, 0.0]))
     entropy = -(0.5 * torch.tensor(0.5).log() + 0.3 * torch.tensor(0.3).log() + 0.2 * torch.tensor(0.2).log())
@@ -86,8 +92,8 @@ def test_scores_are_what_they_are_called():
 
 def test_the_random_score_prefers_no_position():
     """Which of four positions comes first in 8,000 rows: chi-squared, seed 0, p > 1e-3."""
-    generator = torch.Generator().manual_seed(0)
-    score = SCORES["random"](torch.zeros(8000, 4, 2), torch.zeros(8000, 4, dtype=torch.long), generator)
+    noise_BG = noise(0, 8000, 4, purpose="score")
+    score = SCORES["random"](torch.zeros(8000, 4, 2), torch.zeros(8000, 4, dtype=torch.long), noise_BG)
     assert stats.chisquare(torch.bincount(score.argmax(-1), minlength=4)).pvalue > 1e-3
 
 
@@ -118,7 +124,10 @@ def test_equal_scores_are_ranked_from_left_to_right_on_every_row():
 )
 def test_a_pass_commits_the_surest_masked_positions_and_all_above_the_threshold(score, masked, share, threshold):
     scores, masks = torch.tensor([score]).double(), torch.tensor([masked])
-    committed = accept(scores, masks, torch.tensor([share]), threshold)[0]
+    nothing, key = torch.zeros(1, 5, 2), torch.zeros(1, dtype=torch.int64)
+    config = DenoiseConfig(threshold=threshold)
+    view = View(config, nothing, masks.long(), scores, masks, torch.tensor([share]), key, key[0], {})
+    committed = accepted(view)[0]
     surest = sorted((-s, i) for i, (s, m) in enumerate(zip(score, masked, strict=True)) if m)[:share]
     reach = {i for i in range(5) if masked[i] and threshold is not None and score[i] >= threshold}
     assert set(committed.nonzero().flatten().tolist()) == {i for _, i in surest} | reach

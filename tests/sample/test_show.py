@@ -68,7 +68,8 @@ def canvas_pass(tokenizer, rows, committed, start=0):
     """A `Pass` over responses behind a begin token; the window begins at response column `start`."""
     tokens = torch.tensor([[tokenizer.begin_id, *row] for row in rows])
     fresh = torch.tensor(committed)
-    return Pass(1, torch.arange(len(rows)), start + 1, tokens, fresh, torch.zeros(fresh.shape))
+    zeros, never = torch.zeros(fresh.shape), torch.zeros_like(fresh)
+    return Pass(1, torch.arange(len(rows)), start + 1, tokens, fresh, never, zeros, zeros, never.any(-1))
 
 
 def terminal(width=40, height=12, **options):

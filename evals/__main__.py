@@ -13,6 +13,7 @@ COMMANDS = {
     "make-data": ("evals.tasks_cli:make_data", "write rows of a task as JSON Lines that `train` reads"),
     "gap": ("evals.gap:main", "compare the arms: quality, passes, speed"),
     "likelihood": ("evals.likelihood:main", "nats and bits of a file under checkpoints, each with its bound's name"),
+    "estimators": ("evals.estimators:main", "compare ways to draw a NELBO's samples by their standard error"),
     "corpus": ("evals.corpus:main", "train the arms on text and compare their likelihoods"),
     "speed": ("evals.speed:main", "time a training step and the decoders against the machine's own floor"),
 }

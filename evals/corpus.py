@@ -132,7 +132,10 @@ def _score(config: CorpusConfig, folder: Path, splits: dict[str, Path], runs: di
         for checkpoint in checkpoints:
             scored = score_file(checkpoint, splits["dev"], brief, rows=config.curve_rows)
             rate = compare({arm: scored})[arm]["summary"]["bits_per_byte"]
-            curves[arm].append({"step": int(checkpoint.name.rpartition("-")[2]), **rate})
+            point = {"step": int(checkpoint.name.rpartition("-")[2]), **rate}
+            if config.source == "markov":
+                point |= _excess(_source_nats(config, splits["dev"], len(scored["rows"])), scored["rows"])
+            curves[arm].append(point)
         log = [json.loads(line) for line in (Path(run.output) / "log.jsonl").read_text().splitlines()]
         training[arm] = {
             "losses": [{name: entry[name] for name in ("step", "loss", "tokens_seen")} for entry in log],
@@ -144,25 +147,32 @@ def _score(config: CorpusConfig, folder: Path, splits: dict[str, Path], runs: di
     return write_record(path, "corpus", settings, compare(results))
 
 
+def _source_nats(config: CorpusConfig, file: Path, rows: int) -> list[float]:
+    """The chain's own −log p of a file's first windows."""
+    chain, width, text = MarkovChain(config.markov_seed), config.train.data.response_length, file.read_text()
+    return [chain.nats(text[start : start + width]) for start in range(0, rows * width, width)]
+
+
+def _excess(source: list[float], rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Bits a byte above the source on the same rows, with the paired standard error."""
+    sizes = [row["bytes"] for row in rows]
+    if len(set(sizes)) > 1:
+        raise UserError("a window of the chain was not one token a symbol; set data.vocab_size to 260")
+    ours = [sum(row["nats"]) / len(row["nats"]) for row in rows]
+    excess, error = ratio_difference(ours, source, sizes)
+    return {"excess": bits(excess), "excess_error": bits(error or 0.0)}
+
+
 def _truth(config: CorpusConfig, test: Path, results: dict[str, Any]) -> dict[str, Any]:
     """The source's entropy, its −log p of the very rows that were scored, and each arm's excess over it."""
-    chain, rows = MarkovChain(config.markov_seed), len(next(iter(results.values()))["rows"])
-    width = config.train.data.response_length
-    text = test.read_text()
-    nats = [chain.nats(text[start : start + width]) for start in range(0, rows * width, width)]
+    chain, width = MarkovChain(config.markov_seed), config.train.data.response_length
+    source = _source_nats(config, test, len(next(iter(results.values()))["rows"]))
     truth: dict[str, Any] = {
-        "bits_per_byte": bits(sum(nats) / (rows * width)),
+        "bits_per_byte": bits(sum(source) / (len(source) * width)),
         "entropy_of_a_window": bits(chain.entropy(width) / width),
         "entropy_rate": bits(chain.entropy_rate()),
     }
-    for arm, result in results.items():
-        sizes = [row["bytes"] for row in result["rows"]]
-        if any(size != width for size in sizes):
-            raise UserError("a window of the chain was not one token a symbol; set data.vocab_size to 260")
-        ours = [sum(row["nats"]) / len(row["nats"]) for row in result["rows"]]
-        excess, error = ratio_difference(ours, nats, sizes)
-        truth[arm] = {"excess": bits(excess), "standard_error": bits(error or 0.0)}
-    return truth
+    return truth | {arm: _excess(source, result["rows"]) for arm, result in results.items()}
 
 
 def print_truth(record: dict[str, Any]) -> None:
@@ -171,7 +181,7 @@ def print_truth(record: dict[str, Any]) -> None:
         print(f"The source itself: {truth['bits_per_byte']:.4f} bits/byte on these rows, "
               f"{truth['entropy_of_a_window']:.4f} in the mean of all windows. Above it on the same rows:")  # fmt: skip
         for arm in record["result"]:
-            print(f"  {arm:<20} {truth[arm]['excess']:+.4f} ± {truth[arm]['standard_error']:.4f}")
+            print(f"  {arm:<20} {truth[arm]['excess']:+.4f} ± {truth[arm]['excess_error']:.4f}")
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
@@ -183,18 +193,20 @@ def draw(record: dict[str, Any], path: Path) -> None:
     for place, arm in enumerate(arms):
         result = record["result"][arm]
         if truth:
-            value, error = truth[arm]["excess"], truth[arm]["standard_error"]
+            value, error = truth[arm]["excess"], truth[arm]["excess_error"]
         else:
             value, error = (result["summary"]["bits_per_byte"][name] for name in ("value", "over_rows"))
         left.errorbar(place, value, yerr=1.96 * error, color=colors[arm], marker="o", capsize=4)
         left.annotate(f" {value:.4f}" if truth else f" {value:.3f}", (place, value), fontsize=9)
         curve = record["settings"]["curves"][arm]
-        right.errorbar([point["step"] for point in curve], [point["value"] for point in curve],
-                       yerr=[1.96 * point["over_rows"] for point in curve], color=colors[arm], marker="o", ms=4,
-                       capsize=2, label=f"{arm.replace('_', ' ')}: {result['bound'].replace('_', ' ')}")  # fmt: skip
+        names = ("excess", "excess_error") if truth else ("value", "over_rows")
+        values, errors = ([point[name] for point in curve] for name in names)
+        right.errorbar([point["step"] for point in curve], values, yerr=[1.96 * error for error in errors],
+                       color=colors[arm], marker="o", ms=4, capsize=2,
+                       label=f"{arm.replace('_', ' ')}: {result['bound'].replace('_', ' ')}")  # fmt: skip
     if truth:
         left.axhline(0, color="black", lw=1, ls="--")
-        right.axhline(truth["entropy_of_a_window"], color="black", lw=1, ls="--", label="entropy of the source")
+        right.axhline(0, color="black", lw=1, ls="--")
         left.set(ylabel="bits a byte above the source's own −log p")
         left.set_title("Test rows, against the source on the same rows", fontsize=10)
     else:
@@ -202,7 +214,8 @@ def draw(record: dict[str, Any], path: Path) -> None:
         left.set_title("Test rows", fontsize=10)
     left.set_xticks(range(len(arms)), [arm.replace("_", "\n") for arm in arms])
     left.set_xlim(-0.5, len(arms) - 0.3)
-    right.set(xlabel="training steps", ylabel="bits a byte, dev", xlim=(0, None))
+    above = " above the source's own" if truth else ""
+    right.set(xlabel="training steps", ylabel=f"bits a byte{above}, dev", xlim=(0, None))
     right.set_title("Along the training; bars are 95 % over rows", fontsize=10)
     right.legend(frameon=False, fontsize=8)
     for axes in (left, right):

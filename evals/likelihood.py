@@ -139,7 +139,7 @@ def score_file(
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, tokenizer = load_checkpoint(folder, dtype=DTYPES[config.dtype], device=device)
-    lengths, end = _row_layout(folder, model)
+    lengths, end = row_layout(folder, model)
     with tempfile.TemporaryDirectory() as temporary:
         manifest = prepare(data, Path(temporary) / "data", tokenizer, split=split, **lengths)
         dataset = open_dataset(Path(temporary) / "data")
@@ -171,7 +171,7 @@ def score_file(
             "rows": done[:total]}  # fmt: skip
 
 
-def _row_layout(folder: Path, model: Transformer) -> tuple[dict[str, Any], Any]:
+def row_layout(folder: Path, model: Transformer) -> tuple[dict[str, Any], Any]:
     """The row lengths and the rule for end tokens that a checkpoint was trained with."""
     training = json.loads((folder / "training.json").read_text())
     try:
@@ -184,26 +184,30 @@ def _row_layout(folder: Path, model: Transformer) -> tuple[dict[str, Any], Any]:
     return lengths, training.get("supervised_end") or DEFAULT_END[model.config.objective]
 
 
-def _estimate(model: Transformer, source: BatchSource, indices: list[int], config: LikelihoodConfig) -> Estimate:
+def scored_rows(model: Transformer, source: BatchSource, indices: list[int]) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Rows of a data set as the likelihoods take them: tokens (B, L), and what is scored, valid and given in them."""
     nothing = torch.zeros(0)
     batch: Batch = source.layout(torch.tensor(indices).numpy(), nothing, nothing)
-    start = batch.response_start
-    prompt_BP = torch.zeros(len(indices), start, dtype=torch.bool)
-    rows: dict[str, Any] = {
+    prompt_BP = torch.zeros(len(indices), batch.response_start, dtype=torch.bool)
+    return batch.tokens_BL, {
         "mask_id": model.config.mask_token_id,
         "scored_BL": torch.cat([prompt_BP, batch.supervised_BR], dim=1),
         "valid_BL": batch.valid_BL,
-        "response_start": start,
+        "response_start": batch.response_start,
     }
+
+
+def _estimate(model: Transformer, source: BatchSource, indices: list[int], config: LikelihoodConfig) -> Estimate:
+    tokens_BL, rows = scored_rows(model, source, indices)
     if model.config.objective == "autoregressive":
-        return autoregressive_nll(model, batch.tokens_BL, **rows)
+        return autoregressive_nll(model, tokens_BL, **rows)
     rows["block_length"] = config.block_length
     if config.bound in CERTAINTIES:
-        return deterministic_order_nll(model, batch.tokens_BL, config.bound, **rows)
+        return deterministic_order_nll(model, tokens_BL, config.bound, **rows)
     rows |= {"seed": config.seed, "first_row": indices[0]}
     if config.bound in ORDERS:
-        return order_nll(model, batch.tokens_BL, config.bound, **rows)
-    return nelbo(model, batch.tokens_BL, schedule=config.schedule, num_samples=config.samples, **rows)
+        return order_nll(model, tokens_BL, config.bound, **rows)
+    return nelbo(model, tokens_BL, schedule=config.schedule, num_samples=config.samples, **rows)
 
 
 def _row_results(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 from unittest.mock import patch
@@ -23,7 +23,7 @@ from mdlm.config import ModelConfig, Objective
 from mdlm.corruption import stratified_times
 from mdlm.objectives import Batch, LossConfig, blocks_in_response, training_loss
 from mdlm.transformer import Transformer
-from sample import AutoregressiveConfig, DenoiseConfig, Generation, autoregressive, decode, denoise, windows
+from sample import AutoregressiveConfig, DenoiseConfig, Generation, approximate, autoregressive, decode, denoise, windows
 from sample.generation import canvas
 from sample.windows import cached_columns, maybe_compiled
 from train.config import OptimizerConfig
@@ -176,7 +176,8 @@ def cached_pass(model: Transformer, width: int, mode: str, session: Session) -> 
     blocks_1G = torch.ones(1, width, dtype=torch.int32, device=model.device)
     tokens_1G = session.draw(config, 1, width)
     function = maybe_compiled(cached_columns, mode == "compiled")
-    return lambda: function(model, tokens_1G, columns_G[None], blocks_1G, columns_G, cache)
+    window_G = torch.arange(width, device=model.device)
+    return lambda: function(model, tokens_1G, columns_G[None], blocks_1G, columns_G, cache, window_G)
 
 
 def pass_work(config: ModelConfig, parameters: int, width: int, itemsize: int) -> dict[str, int]:
@@ -240,7 +241,9 @@ def trunk_calls(device: str) -> Iterator[list[tuple[float, float]]]:
 
         return call
 
-    with patch.object(windows, "maybe_compiled", clocked), patch.object(autoregressive, "maybe_compiled", clocked):
+    with ExitStack() as patches:
+        for module in (windows, approximate, autoregressive):
+            patches.enter_context(patch.object(module, "maybe_compiled", clocked))
         yield calls
 
 

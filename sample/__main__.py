@@ -29,8 +29,10 @@ from sample.generation import Generation, pad_left
 from sample.infill import Layout, Marker, Request, answer
 from sample.ledger import KINDS, RowLedger
 from sample.options import DTYPES, decoder_config, find_device, read_options
-from sample.prompts import read_prompts
+from sample.page import write_page
+from sample.prompts import ask, read_prompts
 from sample.show import Show
+from sample.trace import TraceWriter, check_target
 
 RUNS = Path("runs")
 BATCH_SETTINGS = ("max_new_tokens", "prompt_columns", "trace")
@@ -48,26 +50,35 @@ def main(argv: list[str]) -> None:
     config, device = decoder_config(options, objective), find_device(options.device)
     texts = [""] if options.unconditional else read_prompts(options.prompt, options.prompts)
     model, tokenizer = load_checkpoint(folder, dtype=DTYPES[options.dtype], device=device)
+    trained = header["model"].block_length
     layout = Layout(
         tokenizer,
-        replace(header["model"], block_length=options.block_length or header["model"].block_length),
+        replace(header["model"], block_length=options.block_length or trained),
         marker=Marker(options.mask_marker),
         response_length=header.get("response_length"),
         supervised_end=header.get("supervised_end"),
     )
-    requests = layout.requests(texts, template=options.template, max_new_tokens=options.max_new_tokens)
-    if objective == "block_diffusion" and any(request.is_infill for request in requests):
-        console.print("note: block diffusion fills a gap without seeing the text behind the gap's block")
+    if objective == "block_diffusion" and options.block_length not in (None, trained):
+        console.print(f"note: the model was trained with blocks of {trained}, not of {options.block_length}")
     run = Run(model, tokenizer, config)
+    names = ("preset", "num_samples", "max_new_tokens", "template", "mask_marker")
+    asked = {name: getattr(options, name) for name in names}
+    targets = [check_target(path) for path in (options.trace, options.html) if path]
+    about = {"checkpoint": str(folder), "settings": run.settings() | asked}
+    trace = TraceWriter(tokenizer, about) if targets else None
     try:
-        for result in _results(run, requests, options, console):
-            if not options.json:
-                print(_for_reading(result["text"]), flush=True)
+        if texts is None:
+            _converse(run, layout, options, console, trace)
+        else:
+            _answer(run, layout, texts, options, console, trace)
     finally:  # what is finished is reported even when the rest was interrupted
         if run.results:
             console.print(run.summary())
+            if trace and options.trace:
+                trace.save(options.trace)
+            if trace and options.html:
+                write_page(options.html, trace.lines)
         if run.results and options.json:
-            asked = {name: getattr(options, name) for name in ("max_new_tokens", "template", "mask_marker")}
             record = {
                 "checkpoint": str(folder),
                 "objective": objective,
@@ -76,11 +87,37 @@ def main(argv: list[str]) -> None:
                 "device": str(device),
                 "torch": torch.__version__,
                 "results": run.results,
-                "complete": len(run.results) == len(requests),
+                "complete": len(run.results) == run.requested,
                 "calls": run.calls,
                 "seconds": run.seconds,
             }
             print(json.dumps(record), flush=True)
+
+
+def _answer(
+    run: Run, layout: Layout, texts: list[str], options: argparse.Namespace, console: Console, trace: TraceWriter | None
+) -> None:
+    """Decodes some texts and prints their answers."""
+    once = layout.requests(texts, template=options.template, max_new_tokens=options.max_new_tokens)
+    if layout.model.objective == "block_diffusion" and any(request.is_infill for request in once):
+        console.print("note: block diffusion fills a gap without seeing the text behind the gap's block")
+    requests = [request for request in once for _ in range(options.num_samples)]
+    run.requested += len(requests)
+    for result in _results(run, requests, options, console, trace):
+        if not options.json:
+            print(_for_reading(result["text"]), flush=True)
+
+
+def _converse(
+    run: Run, layout: Layout, options: argparse.Namespace, console: Console, trace: TraceWriter | None
+) -> None:
+    """Asks for prompts on the terminal until an empty line or the end of input; a prompt that fails is asked anew."""
+    console.print("Prompts, one a line; an empty line ends.")
+    while text := ask():
+        try:
+            _answer(run, layout, [text], options, console, trace)
+        except UserError as error:
+            console.print(f"error: {error}")
 
 
 def newest_checkpoint(runs: Path) -> Path:
@@ -101,6 +138,7 @@ class Run:
     model: Transformer
     tokenizer: Tokenizer
     config: AutoregressiveConfig | DenoiseConfig
+    requested: int = 0
     results: list[dict[str, Any]] = field(default_factory=list)
     ledgers: list[RowLedger] = field(default_factory=list)
     calls: int = 0
@@ -108,18 +146,21 @@ class Run:
     seconds: float = 0.0
     """Spent decoding, without loading and drawing."""
 
-    def decode(self, batch: list[Request], show: Show | None = None) -> list[dict[str, Any]]:
+    def decode(
+        self, batch: list[Request], show: Show | None = None, trace: TraceWriter | None = None
+    ) -> list[dict[str, Any]]:
         """The results of one batch, which are also kept."""
-        # Each batch draws its own noise, so that a prompt given often is answered differently every time.
-        config = replace(self.config, seed=self.config.seed + len(self.results))
         began = time.perf_counter()
         with show or nullcontext():
-            generation = self._generate(batch, config, show)
+            generation = self._generate(batch, show)
         rows = generation.tokens_BL[:, generation.response_start :].tolist()
         self.seconds += time.perf_counter() - began - (show.seconds_spent if show else 0.0)
+        if trace:
+            trace.batch(batch, generation)
         results = []
         for request, tokens, ledger in zip(batch, rows, generation.ledger.rows(), strict=True):
-            kept = answer(tokens, request.response, mask_id=self.tokenizer.mask_id, end_id=self.tokenizer.end_id)
+            ids = {"mask_id": self.tokenizer.mask_id, "end_id": self.tokenizer.end_id}
+            kept = answer(tokens, request.response, **ids, open_gaps=request.open_gaps)
             text = self.tokenizer.decode(kept)
             results.append({"prompt": request.text, "text": text, "tokens": kept, "ledger": ledger.to_dict()})
             self.ledgers.append(ledger)
@@ -127,9 +168,10 @@ class Run:
         self.results += results
         return results
 
-    def _generate(
-        self, batch: list[Request], config: AutoregressiveConfig | DenoiseConfig, show: Show | None
-    ) -> Generation:
+    def _generate(self, batch: list[Request], show: Show | None) -> Generation:
+        config = self.config
+        # A row draws its noise by its number, so that a prompt given often is answered differently every time.
+        rows_B = torch.arange(len(self.results), len(self.results) + len(batch))
         prompts, tokenizer = [request.prompt for request in batch], self.tokenizer
         response_BR = torch.tensor([request.response for request in batch])
         # As wide as in training, so that one compiled pass serves all batches.
@@ -137,7 +179,7 @@ class Run:
         try:
             if isinstance(config, AutoregressiveConfig):
                 config = replace(config, max_new_tokens=response_BR.shape[1], prompt_columns=columns)
-                return decode(self.model, prompts, config, on_token=show.decoded if show else None)
+                return decode(self.model, prompts, config, rows_B=rows_B, on_token=show.decoded if show else None)
             tokens_BP, valid_BP = pad_left(prompts, tokenizer.pad_id, columns)
             return denoise(
                 self.model,
@@ -147,6 +189,7 @@ class Run:
                 end_id=tokenizer.end_id,
                 valid_BL=torch.cat([valid_BP, torch.ones_like(response_BR, dtype=torch.bool)], dim=1),
                 response_start=tokens_BP.shape[1],
+                rows_B=rows_B,
                 on_pass=show.denoised if show else None,
             )
         except torch.OutOfMemoryError as error:
@@ -180,7 +223,7 @@ def _batches(requests: list[Request], size: int) -> Iterator[list[Request]]:
 
 
 def _results(
-    run: Run, requests: list[Request], options: argparse.Namespace, console: Console
+    run: Run, requests: list[Request], options: argparse.Namespace, console: Console, trace: TraceWriter | None
 ) -> Iterator[dict[str, Any]]:
     """Decodes batch after batch, drawn where that was asked for. A bar is shown where no answer shows the progress."""
     silent = console.is_terminal and options.show is None and (options.json or not sys.stdout.isatty())
@@ -194,7 +237,7 @@ def _results(
         task = progress.add_task("prompts", total=len(requests))
         for batch in _batches(requests, options.batch_size):
             show = Show(batch, run.tokenizer, console, options.show) if options.show is not None else None
-            yield from run.decode(batch, show)
+            yield from run.decode(batch, show, trace)
             progress.advance(task, len(batch))
 
 

@@ -1,6 +1,7 @@
 """Rows to decode, from texts with gaps: a marker stands for tokens that are wanted, all other text is fixed.
 
-`<|mask|>` is one token, `<|mask:8|>` eight; another word than `mask` may be chosen for texts that hold it literally.
+`<|mask|>` is one token, `<|mask:8|>` eight, `<|mask:..8|>` up to eight: an end token in such a gap closes it, and what
+stands behind that in the gap is dropped. Another word than `mask` may be chosen for texts that hold it literally.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class Request:
     """Token ids, the mask token wherever one is wanted."""
     is_infill: bool = False
     """Whether fixed text stands in the response."""
+    open_gaps: tuple[tuple[int, int], ...] = ()
+    """Response columns [start, stop) of gaps that may hold fewer tokens."""
 
 
 class Marker:
@@ -46,23 +49,31 @@ class Marker:
         """Whether the text has a gap."""
         return self._pattern.search(text) is not None
 
-    def tokens(self, text: str, tokenizer: Tokenizer, limit: int) -> list[int]:
-        """The text's token ids, mask tokens in its gaps; each piece between gaps is tokenized by itself.
+    def tokens(self, text: str, tokenizer: Tokenizer, limit: int) -> tuple[list[int], tuple[tuple[int, int], ...]]:
+        """The text's token ids, mask tokens in its gaps, and where gaps of up to so many tokens stand.
 
-        Raises `UserError` for a count that is no number from 1 to `limit`.
+        Each piece between gaps is tokenized by itself. Raises `UserError` for a count that is no number from 1 to
+        `limit`.
         """
         tokens: list[int] = []
+        open_gaps: list[tuple[int, int]] = []
         end = 0
         for found in self._pattern.finditer(text):
             tokens += tokenizer.encode(text[end : found.start()])
-            tokens += [tokenizer.mask_id] * self._count(found, limit)
+            count, start = self._count(found, limit), len(tokens)
+            tokens += [tokenizer.mask_id] * count
+            if found[1] and found[1].startswith(".."):
+                open_gaps.append((start, start + count))
             end = found.end()
-        return tokens + tokenizer.encode(text[end:])
+        return tokens + tokenizer.encode(text[end:]), tuple(open_gaps)
 
     def _count(self, found: re.Match[str], limit: int) -> int:
-        count = "1" if found[1] is None else found[1]
+        count = "1" if found[1] is None else found[1].removeprefix("..")
         if not re.fullmatch(r"[0-9]{1,9}", count) or not 1 <= int(count) <= limit:
-            raise UserError(f"{found[0]}: a gap has from 1 to {limit} tokens here; write <|{self.word}:8|> for eight")
+            raise UserError(
+                f"{found[0]}: a gap has from 1 to {limit} tokens here; write <|{self.word}:8|> for eight, "
+                f"<|{self.word}:..8|> for up to eight"
+            )
         return int(count)
 
 
@@ -131,14 +142,14 @@ class Layout:
 
     def _infill(self, text: str, name: str) -> Request:
         room = self.model.max_length - 1
-        tokens = self.marker.tokens(text, self.tokenizer, room)
+        tokens, open_gaps = self.marker.tokens(text, self.tokenizer, room)
         self._check_room(len(tokens), room, f"{name} with its gaps")
-        return Request(text, [self.tokenizer.begin_id], tokens, is_infill=True)
+        return Request(text, [self.tokenizer.begin_id], tokens, is_infill=True, open_gaps=open_gaps)
 
     def _filled_template(self, text: str, template: str, name: str) -> Request:
         """The template and its end tokens, as many as training put behind an answer."""
         prompt, room = self._prompt(text, name)
-        tokens = self.marker.tokens(template, self.tokenizer, room)
+        tokens, open_gaps = self.marker.tokens(template, self.tokenizer, room)
         self._check_room(len(tokens) + 1, room, f"the template with its end token behind {name}")
         columns = len(tokens) + 1
         if self.supervised_end == "block":
@@ -146,7 +157,7 @@ class Layout:
         elif self.supervised_end == "canvas":
             columns = max(columns, min(self.response_length or 0, room))
         tokens += [self.tokenizer.end_id] * (columns - len(tokens))
-        return Request(text, prompt, tokens, is_infill=True)
+        return Request(text, prompt, tokens, is_infill=True, open_gaps=open_gaps)
 
     def _prompt(self, text: str, name: str) -> tuple[list[int], int]:
         """The prompt's tokens and the columns left for its response."""
@@ -167,12 +178,24 @@ class Layout:
         return rounded if rounded <= room else columns
 
 
-def answer(filled: Sequence[int], response: Sequence[int], *, mask_id: int, end_id: int) -> list[int]:
-    """The tokens of a filled response up to its end token.
+def answer(
+    filled: Sequence[int],
+    response: Sequence[int],
+    *,
+    mask_id: int,
+    end_id: int,
+    open_gaps: Sequence[tuple[int, int]] = (),
+) -> list[int]:
+    """The tokens of a filled response up to its end token, open gaps closed at theirs.
 
-    An end token counts only behind the last fixed text: what stands before that belongs to the answer, whatever the
-    model has put into the gaps.
+    An end token counts only in an open gap and behind the last fixed text: what else stands before that belongs to
+    the answer, whatever the model has put into the gaps.
     """
+    dropped: set[int] = set()
+    for start, stop in open_gaps:
+        ends = [index for index in range(start, stop) if filled[index] == end_id]
+        dropped.update(range(ends[0], stop) if ends else ())
     fixed = [index for index, token in enumerate(response) if token not in (mask_id, end_id)]
-    ends = [index for index in range(fixed[-1] + 1 if fixed else 0, len(filled)) if filled[index] == end_id]
-    return list(filled[: ends[0]] if ends else filled)
+    first = max([fixed[-1] + 1 if fixed else 0, *(stop for _, stop in open_gaps)])
+    last = next((index for index in range(first, len(filled)) if filled[index] == end_id), len(filled))
+    return [token for index, token in enumerate(filled[:last]) if index not in dropped]

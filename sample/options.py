@@ -59,7 +59,9 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=_count, default=16, metavar="N", help="prompts decoded at once (16)")
     parser.add_argument("--num-samples", type=_count, default=1, metavar="N", help="answers to each prompt (1)")
     parser.add_argument("--max-new-tokens", type=_count, metavar="N", help="longest answer; default: as trained")
-    infill = parser.add_argument_group("gaps (diffusion models): <|mask|> is one token, <|mask:8|> eight")
+    infill = parser.add_argument_group(
+        "gaps (diffusion models): <|mask|> is one token, <|mask:8|> eight, <|mask:..8|> at most eight"
+    )
     infill.add_argument("--template", metavar="TEXT", help="the answer with gaps; gaps in a prompt fill that text")
     infill.add_argument("--mask-marker", default=MARKER_WORD, metavar="WORD", help="another word than `mask`")
     denoising = parser.add_argument_group("denoising (diffusion models); docs/presets.md says what each choice does")

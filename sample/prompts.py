@@ -10,11 +10,11 @@ from pathlib import Path
 from mdlm.errors import UserError
 
 
-def read_prompts(given: list[str] | None, path: Path | None) -> list[str]:
-    """The prompts given, else those of the file `path`, else stdin; none of them empty.
+def read_prompts(given: list[str] | None, path: Path | None) -> list[str] | None:
+    """The prompts given, else those of the file `path`, else stdin; none of them empty. None: ask the terminal.
 
     A `.jsonl` file has its prompts under "prompt", any other one a line; blank lines are none. Stdin is one prompt,
-    which a terminal is asked for. Raises `UserError` with file and line for text that is not UTF-8, broken JSON and
+    unless it is a terminal. Raises `UserError` with file and line for text that is not UTF-8, broken JSON and
     an empty prompt.
     """
     if given:
@@ -24,10 +24,15 @@ def read_prompts(given: list[str] | None, path: Path | None) -> list[str]:
     if sys.stdin is None:  # closed by who started us
         raise UserError("there is no prompt and no stdin; give --prompt TEXT, --prompts FILE or --unconditional")
     if sys.stdin.isatty():
-        print("prompt: ", end="", file=sys.stderr, flush=True)
-        return [_not_empty(sys.stdin.readline().rstrip("\r\n"), "the prompt")]
+        return None
     text = _utf8(sys.stdin.buffer.read(), "stdin")
     return [_not_empty(text.removesuffix("\n").removesuffix("\r"), "the prompt from stdin")]
+
+
+def ask() -> str:
+    """The next prompt from the terminal; empty where there is none."""
+    print("prompt: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip()
 
 
 def _read_file(path: Path) -> list[str]:

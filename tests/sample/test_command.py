@@ -135,15 +135,26 @@ def test_stdin_is_one_prompt(record, stdin_of):
     assert result["prompt"] == "the cat\nsat é"
 
 
-def test_a_terminal_is_asked_for_a_prompt(sample, monkeypatch):
+def test_a_terminal_is_asked_for_prompts_until_an_empty_line(sample, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
-    monkeypatch.setattr(sys, "stdin", Terminal("the cat\nnever read\n"))
+    too_long = "the cat sat " * 40
+    monkeypatch.setattr(sys, "stdin", Terminal(f"the cat\n{too_long}\nAda\n\nnever read\n"))
     asked = sample("autoregressive")
-    assert asked.err.startswith("prompt: ")
-    assert asked.out == sample("autoregressive", "--prompt", "the cat").out
+    assert asked.err.count("prompt: ") == 4
+    assert asked.err.count("error: ") == 1, "the long one; the conversation goes on"
+    assert asked.out == sample("autoregressive", "--prompt", "the cat", "--prompt", "Ada").out
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_several_answers_to_a_prompt_are_drawn_each_by_its_number(record, arm):
+    drawing = ("--temperature", 2, "--seed", 1)
+    four = texts(record(arm, "--prompt", "the cat", "--num-samples", 4, *drawing))
+    assert len(set(four)) > 1
+    assert four == texts(record(arm, "--prompt", "the cat", "--num-samples", 4, "--batch-size", 3, *drawing))
+    assert four[:2] == texts(record(arm, *each("--prompt", ["the cat"] * 2), *drawing))
 
 
 def test_a_file_has_a_prompt_a_line(record, tmp_path):

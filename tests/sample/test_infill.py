@@ -29,7 +29,7 @@ def layout(objective="masked_diffusion", word="mask", *, config=None, **known):
 
 
 def tokens(text, word="mask", limit=50):
-    return Marker(word).tokens(text, TOKENIZER, limit)
+    return Marker(word).tokens(text, TOKENIZER, limit)[0]
 
 
 def test_a_marker_is_one_mask_token_and_a_counted_one_as_many_as_it_says():
@@ -180,3 +180,25 @@ def test_fixed_text_comes_out_as_it_went_in(tiny_model, parts, objective, thresh
     given = torch.tensor(request.response)
     assert torch.equal(result[given != MASK], given[given != MASK])
     assert not (result == MASK).any()
+
+
+def test_a_gap_of_up_to_n_tokens_is_closed_by_an_end_token_and_keeps_the_text_behind_it():
+    found, gaps = Marker().tokens("the<|mask:..3|> sat<|mask:2|>", TOKENIZER, 50)
+    the, sat = TOKENIZER.encode("the"), TOKENIZER.encode(" sat")
+    start = len(the)
+    assert found == [*the, *[MASK] * 3, *sat, *[MASK] * 2]
+    assert gaps == ((start, start + 3),)
+    ids = {"mask_id": MASK, "end_id": END, "open_gaps": gaps}
+    for inside, kept in (([5, END, 6], [5]), ([END, 5, 6], []), ([5, 6, 7], [5, 6, 7]), ([5, END, END], [5])):
+        filled = [*the, *inside, *sat, 7, END]
+        assert answer(filled, found, **ids) == [*the, *kept, *sat, 7]
+    assert answer([*the, 5, END, 6, *sat, 7, 7], found, **ids) == [*the, 5, *sat, 7, 7]
+
+
+def test_a_gap_of_up_to_n_at_the_end_of_the_text_ends_it():
+    found, gaps = Marker().tokens("the<|mask:..3|>", TOKENIZER, 50)
+    the = TOKENIZER.encode("the")
+    response = [*found, END]
+    for inside, kept in (([5, END, 6], [5]), ([5, 6, 7], [5, 6, 7])):
+        got = answer([*the, *inside, END], response, mask_id=MASK, end_id=END, open_gaps=gaps)
+        assert got == [*the, *kept]

@@ -12,6 +12,7 @@ COMMANDS = {
     "tasks": ("evals.tasks_cli:list_tasks", "list the tasks, their splits and knobs, with an example each"),
     "make-data": ("evals.tasks_cli:make_data", "write rows of a task as JSON Lines that `train` reads"),
     "gap": ("evals.gap:main", "compare the arms: quality, passes, speed"),
+    "presets": ("evals.presets:main", "every published sampler on the trained arms of a comparison"),
     "likelihood": ("evals.likelihood:main", "nats and bits of a file under checkpoints, each with its bound's name"),
     "estimators": ("evals.estimators:main", "compare ways to draw a NELBO's samples by their standard error"),
     "corpus": ("evals.corpus:main", "train the arms on text and compare their likelihoods"),

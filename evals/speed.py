@@ -181,7 +181,13 @@ def _decode_table(result: dict[str, Any], shape: str) -> Table:
                 f"{entry['useful_tokens_per_second']:,.0f}",
                 *(f"{100 * split[name]['median']:.1f} %" for name in ("loop_share", "whole_share")),
             )
+        loop = of_mode["published_loop"]
+        table.add_row(
+            mode, "published loop", *[""] * 2, *(f"{1e3 * loop['seconds'][n]:,.0f}" for n in ("median", "p90"))
+        )
         table.add_row(mode, "block diffusion : autoregressive", *[""] * 4, f"{of_mode['speed_ratio']['median']:.2f}")
+        faster = f"{loop['ours_is_faster_by']['median']:.2f}"
+        table.add_row(mode, "block diffusion : published loop", *[""] * 4, faster)
     return table
 
 

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from evals.__main__ import main
+from evals.published import published_loop
 from evals.records import read_record
 from evals.speed import print_record
 from evals.speed_parts import (
@@ -31,6 +32,7 @@ from evals.speed_parts import (
 from mdlm.config import OBJECTIVES
 from mdlm.errors import run_command
 from mdlm.transformer import Transformer
+from sample import DenoiseConfig, denoise
 from sample.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,7 +151,7 @@ def test_the_step_that_is_timed_trains(objective):
 
 @pytest.mark.parametrize(("arm", "passes"), [("block_diffusion", 36), ("autoregressive", 128)])
 def test_time_is_counted_as_outside_or_inside_the_trunk_where_it_is_spent(monkeypatch, arm, passes):
-    pause, decoder = 0.002, decoders("tiny", SESSION)[arm]
+    pause, decoder = 0.002, decoders("tiny", SESSION)[0][arm]
     in_loop = (passes - 1) * pause
     count, hidden = Ledger.count, Transformer.hidden
 
@@ -179,7 +181,7 @@ def test_a_pass_that_the_clock_does_not_see_is_an_error(monkeypatch):
 
     monkeypatch.setattr(Ledger, "count", twice)
     with pytest.raises(RuntimeError, match="36 passes, the ledger 72"):
-        outside_trunk(lambda: decoders("tiny", SESSION)["block_diffusion"](False), "cpu")
+        outside_trunk(lambda: decoders("tiny", SESSION)[0]["block_diffusion"](False), "cpu")
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("2m", 2.1e6), ("30m", 31.5e6), ("100m", 104e6)])
@@ -244,3 +246,19 @@ def test_both_arms_have_the_weights_of_the_seed():
     for one, two in zip(arms[0].parameters(), arms[1].parameters(), strict=True):
         assert torch.equal(one, two)
     assert not torch.equal(arms[0].embed_tokens.weight, other.embed_tokens.weight)
+
+
+def test_the_published_loop_fills_the_canvas_as_our_decoder_does(tiny_model):
+    """Equal weights and passes in float32: what differs is only how often what is evaluated."""
+    model = tiny_model("block_diffusion", block_length=4)
+    canvas_BL = torch.tensor([[1, 2, 3] + [8] * 10, [4, 5, 6] + [8] * 10])
+    theirs = published_loop(
+        lambda tokens_BL: model(tokens_BL, None, 3),
+        canvas_BL,
+        mask_id=8,
+        response_start=3,
+        block_length=4,
+        passes=3,
+    )
+    ours = denoise(model, canvas_BL, DenoiseConfig(max_denoising_steps=3), mask_id=8, response_start=3)
+    assert theirs.equal(ours.tokens_BL)

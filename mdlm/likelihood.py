@@ -62,6 +62,8 @@ class Estimate:
         of the rows as a sample of others. NaN for one sample."""
         if self.exact:
             return 0.0
+        if len(self.nats_KB) == 1:
+            return math.nan
         return float(self.nats_KB.sum(-1).std() / len(self.nats_KB) ** 0.5 / self.tokens_B.sum())
 
 
@@ -95,7 +97,8 @@ def nelbo(
         tokens_BL: clean tokens.
         mask_id: the mask token.
         schedule: None, a name, or a `Schedule`. A clipped one is refused: its loss bounds nothing.
-        num_samples: canvases for each row, rounded up to a multiple of 8.
+        num_samples: canvases for each row, rounded up to a multiple of `REPLICATES`. One is enough, and one is taken,
+            where blocks of one token and no schedule leave nothing to draw.
         block_length: None takes a block-diffusion model's own, otherwise the whole row.
         scored_BL: columns that are predicted; the others are given. Default: all from `response_start` on.
         valid_BL: False at padding.
@@ -103,8 +106,7 @@ def nelbo(
         first_row: the number of the first row, for a set that is evaluated batch by batch.
         independent: draw times and masks independently; only to see what stratification saves.
     """
-    if isinstance(denoiser, Transformer) and denoiser.config.objective == "autoregressive":
-        raise UserError("an autoregressive model has no bound but its likelihood; use autoregressive_nll")
+    _refuse_autoregressive(denoiser)
     if num_samples < 1:
         raise UserError(f"num_samples is {num_samples}; it must be at least 1")
     schedule = None if schedule is None else get_schedule(schedule)
@@ -203,8 +205,7 @@ def exact_nelbo(
 ) -> Estimate:
     """The bound of one row (L,) by enumeration: Σ over masked sets S ≠ ∅ of (|S|−1)! (n−|S|)! / n! times the
     cross-entropy of S, summed over blocks of n ≤ 14 scored tokens. Arguments as for `nelbo`."""
-    if isinstance(denoiser, Transformer) and denoiser.config.objective == "autoregressive":
-        raise UserError("an autoregressive model has no bound but its likelihood; use autoregressive_nll")
+    _refuse_autoregressive(denoiser)
     scored_BL = None if scored_L is None else scored_L[None]
     valid_BL = None if valid_L is None else valid_L[None]
     rows = Rows(denoiser, tokens_L[None], mask_id, block_length, scored_BL, valid_BL, response_start)
@@ -245,6 +246,7 @@ def order_nll(
     `right_to_left`, `random` (drawn for each row), `blocks` (from left to right by blocks, random inside). The mean
     over all orders is the NELBO. Other arguments as for `nelbo`.
     """
+    _refuse_autoregressive(denoiser)
     rows = Rows(denoiser, tokens_BL, mask_id, block_length, scored_BL, valid_BL, response_start)
     name = order_L if isinstance(order_L, str) else "given"
     if isinstance(order_L, str):
@@ -297,6 +299,7 @@ def deterministic_order_nll(
     all texts sum to one. An order chosen for a text, such as its best one, has no such sum and is no likelihood;
     hence `score` is a name: `confidence`, `margin` or `entropy`. Ties go to the left.
     """
+    _refuse_autoregressive(denoiser)
     if score not in CERTAINTIES:
         raise UserError(
             f"score {score!r} is unknown; choose one of {', '.join(CERTAINTIES)}: the order may depend on what is "
@@ -321,6 +324,11 @@ def deterministic_order_nll(
     return Estimate(f"deterministic_order_nll:{score}", nats_B[None].cpu(), rows.tokens_B, 1, True)
 
 
+def _refuse_autoregressive(denoiser: Denoiser) -> None:
+    if isinstance(denoiser, Transformer) and denoiser.config.objective == "autoregressive":
+        raise UserError("an autoregressive model predicts no masked tokens; use autoregressive_nll")
+
+
 @torch.no_grad()
 def autoregressive_nll(
     denoiser: Denoiser,
@@ -334,7 +342,10 @@ def autoregressive_nll(
     """The likelihood of a model whose logits at column i are those of column i + 1, exactly."""
     if isinstance(denoiser, Transformer) and denoiser.config.objective != "autoregressive":
         raise UserError(f"a {denoiser.config.objective} model does not predict the next token; use nelbo or order_nll")
-    rows = Rows(denoiser, tokens_BL, mask_id, None, scored_BL, valid_BL, response_start)
+    if scored_BL is None:
+        scored_BL = torch.arange(tokens_BL.shape[1]) >= response_start
+        scored_BL = scored_BL.expand(tokens_BL.shape) if valid_BL is None else scored_BL & valid_BL.cpu()
+    rows = Rows(denoiser, tokens_BL, mask_id, None, scored_BL, valid_BL, response_start=0)
     before_BL = rows.valid_BL.roll(1, 1)
     before_BL[:, 0] = False
     if (rows.scored_BL & ~before_BL).any():

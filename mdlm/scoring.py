@@ -35,6 +35,8 @@ class Rows:
         valid_BL: Tensor | None,
         response_start: int,
     ) -> None:
+        if tokens_BL.ndim != 2 or (block_length is not None and block_length < 1):
+            raise UserError("tokens have the shape (rows, columns), and a block at least one position")
         self.denoiser, self.mask_id, self.start = denoiser, mask_id, response_start
         self.model = denoiser if isinstance(denoiser, Transformer) else None
         self.tokens_BL = tokens_BL if self.model is None else tokens_BL.to(self.model.device)
@@ -57,15 +59,20 @@ class Rows:
             self.config = self.model.config.replace(block_length=width)
 
     def _check(self) -> None:
-        if self.tokens_BL.ndim != 2 or not self.scored_BL.any(-1).all():
-            raise UserError("every row needs at least one scored token, and tokens the shape (rows, columns)")
-        scored = self.tokens_BL[self.scored_BL]
-        if (scored == self.mask_id).any():
+        if not self.scored_BL.any(-1).all():
+            raise UserError("a row has no scored token; leave it out, or score some of it")
+        if (self.tokens_BL[self.scored_BL] == self.mask_id).any():
             raise UserError(f"a scored token is the mask token {self.mask_id}; score clean text")
         if (self.scored_BL & ~self.valid_BL).any():
-            raise UserError("padding cannot be scored; leave it out of scored_BL")
+            raise UserError("padding cannot be scored; leave it out of what is scored")
+        if self.scored_BL[:, : self.start].any():
+            raise UserError(f"a token before response_start {self.start} is scored; blocks begin there, so lower it")
         if self.model is not None:
             vocabulary, most = self.model.config.vocab_size, self.model.config.max_length
+            if self.mask_id != self.model.config.mask_token_id:
+                raise UserError(
+                    f"mask_id {self.mask_id} is not the model's mask token {self.model.config.mask_token_id}"
+                )
             if int(self.tokens_BL.min()) < 0 or int(self.tokens_BL.max()) >= vocabulary:
                 raise UserError(f"a token is outside the vocabulary of {vocabulary}; use the checkpoint's tokenizer")
             if self.tokens_BL.shape[1] > most:

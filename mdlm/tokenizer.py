@@ -27,6 +27,12 @@ _PIECE = (
     r"|\s+"
 )
 
+# Byte-level BPE writes printable bytes as themselves, the others as the characters from U+0100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
+}
+
 
 class Tokenizer:
     """A `tokenizers.Tokenizer` with four special tokens that no text can produce.
@@ -47,6 +53,7 @@ class Tokenizer:
         self.mask_id, self.end_id, self.pad_id, self.begin_id = (ids[role] for role in SPECIAL_TOKENS)
         self._special_ids = {self.mask_id, self.end_id, self.pad_id, self.begin_id}
         self.vocab_size = max(vocabulary.values()) + 1
+        self._byte_level = (json.loads(inner.to_str())["decoder"] or {}).get("type") == "ByteLevel"
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -134,21 +141,22 @@ class Tokenizer:
         """One printable string for each id, for drawing: special tokens by name, control characters escaped."""
         return [self._piece(self._known(token)) for token in ids]
 
-    def byte_lengths(self) -> list[int]:
-        """UTF-8 bytes that each id stands for; none for special tokens and for ids without a token.
+    def token_bytes(self, token: int) -> bytes | None:
+        """The bytes that an id of a byte-level vocabulary stands for; None for a special one or another vocabulary."""
+        name = self._inner.id_to_token(token) or ""
+        if not self._byte_level or token in self._special_ids or not set(name) <= _BYTE_OF.keys():
+            return None
+        return bytes(_BYTE_OF[character] for character in name)
 
-        In a byte-level vocabulary every character of a token's name is a byte; of other vocabularies the decoded text
-        is counted.
-        """
-        decoder = json.loads(self._inner.to_str())["decoder"] or {}
-        byte_level = decoder.get("type") == "ByteLevel"
+    def byte_lengths(self) -> list[int]:
+        """UTF-8 bytes that each id stands for; none for special tokens and for ids without a token."""
         lengths = []
         for token in range(self.vocab_size):
-            name = self._inner.id_to_token(token)
-            if name is None or token in self._special_ids:
+            if token in self._special_ids or self._inner.id_to_token(token) is None:
                 lengths.append(0)
-            else:
-                lengths.append(len(name) if byte_level else len(self.decode([token]).encode("utf-8")))
+                continue
+            raw = self.token_bytes(token)
+            lengths.append(len(self.decode([token]).encode("utf-8") if raw is None else raw))
         return lengths
 
     def fingerprint(self) -> str:

@@ -48,6 +48,7 @@ def main(argv: list[str]) -> None:
     if not options.checkpoint:
         console.print(f"using {folder} ({objective}); --checkpoint DIR takes another")
     config, device = decoder_config(options, objective), find_device(options.device)
+    targets = [check_target(path) for path in (options.trace, options.html) if path]
     texts = [""] if options.unconditional else read_prompts(options.prompt, options.prompts)
     model, tokenizer = load_checkpoint(folder, dtype=DTYPES[options.dtype], device=device)
     trained = header["model"].block_length
@@ -63,7 +64,6 @@ def main(argv: list[str]) -> None:
     run = Run(model, tokenizer, config)
     names = ("preset", "num_samples", "max_new_tokens", "template", "mask_marker")
     asked = {name: getattr(options, name) for name in names}
-    targets = [check_target(path) for path in (options.trace, options.html) if path]
     about = {"checkpoint": str(folder), "settings": run.settings() | asked}
     trace = TraceWriter(tokenizer, about) if targets else None
     try:
@@ -74,10 +74,6 @@ def main(argv: list[str]) -> None:
     finally:  # what is finished is reported even when the rest was interrupted
         if run.results:
             console.print(run.summary())
-            if trace and options.trace:
-                trace.save(options.trace)
-            if trace and options.html:
-                write_page(options.html, trace.lines)
         if run.results and options.json:
             record = {
                 "checkpoint": str(folder),
@@ -92,6 +88,10 @@ def main(argv: list[str]) -> None:
                 "seconds": run.seconds,
             }
             print(json.dumps(record), flush=True)
+        if run.results and trace and options.trace:
+            trace.save(options.trace)
+        if run.results and trace and options.html:
+            write_page(options.html, trace.lines)
 
 
 def _answer(

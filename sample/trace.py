@@ -5,10 +5,11 @@ first row, passes from 1; a pass that only kept a cache up to date is in the led
 
     {"kind": "trace", "version": 1, "decoder": …, "checkpoint": …, "settings": {…}, "mask_id": …, "end_id": …,
      "pieces": {token: text}, "bytes": {token: hex}, "textless": [tokens], "rows": [{"prompt": …, "response": …,
-     "fixed": …}]}
+     "fixed": …, "open_gaps": …}]}
         `response`: the tokens before the first pass. `fixed`: positions of those that were given, all others are
-        masked. `pieces`: the text of every token that occurs; where one is only part of a character, `bytes` says
-        which. `textless`: tokens that no text shows, like the end token; their piece is their name.
+        masked. `open_gaps`: [start, stop) of gaps that an end token closes. `pieces`: the text of every token that
+        occurs; where one is only part of a character, `bytes` says which. `textless`: tokens that no text shows, like
+        the end token; their piece is their name.
     {"kind": "pass", "pass": 3, "start": 8, "rows": [{"row": 0, "committed": [[position, token, piece, score], …],
      "revoked": [positions], "final": false, "end_mass": [[position, probability], …]}]}
         `start`: the window's first position. `rows`: those with work left. `score`: null where none is known.
@@ -32,7 +33,6 @@ from typing import Any
 
 from mdlm.errors import UserError
 from mdlm.tokenizer import Tokenizer
-from sample.config import SCHEDULED
 from sample.generation import Generation, Pass
 from sample.infill import Request
 
@@ -68,7 +68,7 @@ class TraceWriter:
         if is_causal:
             section.decoded(generation)
         else:
-            section.denoised(generation.trace, self.about.get("settings", {}).get("accept") in SCHEDULED)
+            section.denoised(generation.trace)
         finish = section.finish(generation)  # before the header, which names every token
         header = {
             "kind": "trace",
@@ -99,20 +99,20 @@ class _Section:
         self.used = {token for request in requests for token in request.response}
         self._text = cache(lambda token: tokenizer.decode([token]))
 
-    def denoised(self, trace: Sequence[Pass], scheduled: bool) -> None:
+    def denoised(self, trace: Sequence[Pass]) -> None:
         """The passes of `denoise`."""
-        before_BR, last = [list(tokens) for tokens in self.now], None
+        width, last = len(self.now[0]), None
         for made in trace:
-            after_BR = made.tokens_BL[:, -len(before_BR[0]) :].tolist()
+            after_BR = made.tokens_BL[:, -width:].tolist()
             if last is not None and (made.index, made.start) == (last.index, last.start):
                 self._revoked_by_clock(made, after_BR)
             else:
-                start = made.start - (made.tokens_BL.shape[1] - len(before_BR[0]))
+                start = made.start - (made.tokens_BL.shape[1] - width)
                 self.passes.append({"kind": "pass", "pass": len(self.passes) + 1, "start": start, "rows": []})
-                self._one_pass(made, before_BR, after_BR, scheduled)
-            before_BR, last = after_BR, made
+                self._one_pass(made, after_BR)
+            last = made
 
-    def _one_pass(self, made: Pass, before_BR: list[list[int]], after_BR: list[list[int]], scheduled: bool) -> None:
+    def _one_pass(self, made: Pass, after_BR: list[list[int]]) -> None:
         start, width = self.passes[-1]["start"], made.committed_BG.shape[1]
         by_row = zip(
             made.rows.tolist(),
@@ -132,8 +132,7 @@ class _Section:
                     score = _rounded(score_G[column]) if column < width else None
                     committed.append(self._named(place, token, score))
             revoked = self._masked_again(row, after)
-            worked = not scheduled and self.mask_id in before_BR[row][start : start + width]
-            if committed or revoked or worked:
+            if committed or revoked:  # a row with work left always commits
                 masses = ([start + column, _rounded(mass)] for column, mass in enumerate(end_mass_G))
                 self._put(row, committed, revoked, final, [pair for pair in masses if pair[1]])
 
@@ -187,13 +186,15 @@ class _Section:
         rows = []
         for request in self.requests:
             fixed = [place for place, token in enumerate(request.response) if token != self.mask_id]
-            rows.append({"prompt": request.text, "response": list(request.response), "fixed": fixed})
+            row = {"prompt": request.text, "response": list(request.response), "fixed": fixed}
+            rows.append({**row, "open_gaps": [list(gap) for gap in request.open_gaps]})
         return rows
 
     def vocabulary(self) -> Line:
         """What the tokens that occur stand for."""
         used = sorted(self.used)
-        fragments = {token: raw for token in used if (raw := _fragment(self.tokenizer, token, self._text(token)))}
+        parts = [token for token in used if "\N{REPLACEMENT CHARACTER}" in self._text(token)]
+        fragments = {token: raw for token in parts if (raw := self.tokenizer.token_bytes(token))}
         return {
             "pieces": {str(token): self._piece(token) for token in used},
             "bytes": {str(token): raw.hex() for token, raw in fragments.items()},
@@ -210,21 +211,6 @@ class _Section:
 
 def _rounded(value: float) -> float | None:
     return round(value, DIGITS) if math.isfinite(value) else None
-
-
-def _fragment(tokenizer: Tokenizer, token: int, text: str) -> bytes | None:
-    """The bytes of a byte-level token that is no whole character; None for any other token."""
-    if "\N{REPLACEMENT CHARACTER}" not in text:
-        return None
-    # Byte-level BPE writes printable bytes as themselves, the others as the characters from U+0100 on.
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-    name = tokenizer._inner.id_to_token(token) or ""
-    if not set(name) <= set(byte_of):
-        return None
-    raw = bytes(byte_of[character] for character in name)
-    return raw if raw.decode(errors="replace") == text else None
 
 
 def read_trace(path: str | Path) -> list[Line]:

@@ -91,6 +91,16 @@ def test_all_bytes_are_in_the_vocabulary():
     assert len(set(bytes_alone.encode(text))) == len(set(text.encode()))
 
 
+@given(text=st.text())
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_the_bytes_of_tokens_are_the_bytes_of_their_text(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert b"".join(tokenizer.token_bytes(token) for token in ids) == text.encode()
+    lengths = tokenizer.byte_lengths()
+    assert sum(lengths[token] for token in ids) == len(text.encode())
+    assert lengths[tokenizer.end_id] == lengths[tokenizer.mask_id] == 0
+
+
 @pytest.mark.parametrize("which", ["tokenizer", "reloaded"])
 @pytest.mark.parametrize("name", SPECIAL_TOKENS.values())
 def test_text_that_names_a_special_token_is_ordinary_text(which, name, request):

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from mdlm.corruption import log_probabilities
+from mdlm.likelihood import exact_nelbo, nelbo, order_nll
 from mdlm.objectives import LossConfig, block_diffusion_loss, masked_diffusion_loss, training_loss
 
+MASK, TABLE_LENGTH = 3, 5
 LOSSES = [LossConfig(), LossConfig(weighting="bound", min_mask_rate=0), LossConfig(schedule="cosine")]
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -73,3 +75,49 @@ def test_blocks_of_one_token_weigh_each_draw_by_one_over_its_time(tiny_model, ra
     batch.noise_BR.fill_(0.2)  # below every rate: all are masked
     total, _, _ = block_diffusion_loss(model, batch, LossConfig(weighting="bound", min_mask_rate=0), 6)
     torch.testing.assert_close(total, 4 * chain_rule(model, batch), **CLOSE)
+
+
+@pytest.mark.parametrize("schedule", [None, "linear"])
+@pytest.mark.parametrize("block_length", [9, 16])
+def test_the_sampled_bound_of_one_block_is_that_of_masked_diffusion(tiny_model, random_batch, block_length, schedule):
+    whole, blocks = twins(tiny_model, block_length)
+    batch = random_batch(whole.config, [0, 0, 0], [9, 4, 7])
+    options = {"mask_id": whole.config.mask_token_id, "valid_BL": batch.valid_BL, "schedule": schedule, "seed": 3}
+    plain, blocked = (nelbo(model, batch.tokens_BL, num_samples=16, **options) for model in (whole, blocks))
+    torch.testing.assert_close(blocked.nats_B, plain.nats_B, **CLOSE)
+
+
+@pytest.mark.parametrize("block_length", [TABLE_LENGTH, TABLE_LENGTH + 3])
+def test_a_block_as_long_as_the_row_changes_no_bound(random_table, strings, block_length):
+    table, rows_BL = random_table(TABLE_LENGTH), strings(TABLE_LENGTH)[::30]
+    plain, blocked = (
+        nelbo(table, rows_BL, mask_id=MASK, block_length=length, seed=5) for length in (None, block_length)
+    )
+    torch.testing.assert_close(blocked.nats_B, plain.nats_B, rtol=1e-12, atol=0)
+    exact, exact_blocked = (
+        exact_nelbo(table, rows_BL[2], mask_id=MASK, block_length=length) for length in (None, block_length)
+    )
+    torch.testing.assert_close(exact_blocked.nats_B, exact.nats_B, rtol=1e-12, atol=0)
+
+
+def test_the_bound_of_blocks_of_one_token_is_the_chain_rule_without_variance(tiny_model, random_batch):
+    model = tiny_model("block_diffusion", block_length=1)
+    batch = random_batch(model.config, [5, 2, 3], [9, 4, 7])
+    options = {"mask_id": model.config.mask_token_id, "valid_BL": batch.valid_BL, "response_start": 5}
+    sampled = nelbo(model, batch.tokens_BL, num_samples=3, **options)
+    ordered = order_nll(model, batch.tokens_BL, "left_to_right", **options)
+    assert sampled.tokens_B.tolist() == ordered.tokens_B.tolist() == [9, 4, 7]
+    assert sampled.standard_error == pytest.approx(0, abs=1e-6)
+    torch.testing.assert_close(sampled.nats_B, ordered.nats_B, **CLOSE)
+    assert float(sampled.nats_B.sum()) == pytest.approx(float(chain_rule(model, batch)), rel=1e-5)
+
+
+def test_a_table_in_blocks_of_one_token_is_its_own_chain_rule(random_table, strings, enumeration):
+    """Later tokens are masked, earlier ones clean: p(x) sums to one."""
+    table, strings_SL = random_table(TABLE_LENGTH), strings(TABLE_LENGTH)
+    wanted_S = enumeration(table, strings_SL, [[column] for column in range(TABLE_LENGTH)]).nelbo()
+    for options in ({"block_length": 1}, {"block_length": 1, "num_samples": 2, "seed": 9}):
+        torch.testing.assert_close(nelbo(table, strings_SL, mask_id=MASK, **options).nats_B, wanted_S)
+    from_the_left = order_nll(table, strings_SL, "left_to_right", mask_id=MASK)
+    torch.testing.assert_close(from_the_left.nats_B, wanted_S)
+    assert float(wanted_S.neg().exp().sum()) == pytest.approx(1, abs=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from mdlm.config import OBJECTIVES, ModelConfig
 from mdlm.corruption import log_probabilities
+from mdlm.errors import UserError
+from mdlm.likelihood import autoregressive_nll, deterministic_order_nll, exact_nelbo, nelbo, order_nll
 from mdlm.objectives import Batch, LossConfig, next_token_loss, training_loss
 from mdlm.transformer import Transformer
 
@@ -54,6 +57,95 @@ def test_the_autoregressive_probabilities_of_all_strings_sum_to_one(tiny_model, 
         total += float(nll.double().neg().exp())
     assert len(strings) == 5**3
     assert total == pytest.approx(1, abs=1e-5)
+
+
+@pytest.fixture(params=[0, 2], ids=lambda columns: f"{columns} columns of padding")
+def all_strings(request):
+    """`all_strings(config)`: every string of three tokens behind a prompt of two, and the options that say so."""
+
+    def lay_out(config):
+        padding = request.param
+        possible = [token for token in range(config.vocab_size) if token != config.mask_token_id]
+        strings_SL = torch.tensor(list(product(possible, repeat=3)))
+        prompt = torch.tensor([config.pad_token_id] * padding + [config.begin_token_id, 1])
+        tokens_SL = torch.cat([prompt.expand(len(strings_SL), -1), strings_SL], dim=1)
+        valid_SL = (torch.arange(tokens_SL.shape[1]) >= padding).expand_as(tokens_SL)
+        options = {"mask_id": config.mask_token_id, "valid_BL": valid_SL, "response_start": padding + 2}
+        return tokens_SL, options
+
+    return lay_out
+
+
+def test_the_autoregressive_likelihoods_of_all_strings_sum_to_one(tiny_model, all_strings):
+    model = tiny_model("autoregressive", vocab_size=6)
+    tokens_SL, options = all_strings(model.config)
+    estimate = autoregressive_nll(model, tokens_SL, **options)
+    assert len(tokens_SL) == 5**3
+    assert float(estimate.nats_B.neg().exp().sum()) == pytest.approx(1, abs=1e-5)
+    assert estimate.bound == "exact_autoregressive"
+    assert estimate.standard_error == 0.0
+    assert estimate.tokens_B.tolist() == [3] * 5**3
+
+
+@pytest.mark.parametrize("order", ["left_to_right", "right_to_left"])
+@pytest.mark.parametrize(("objective", "block_length"), [("masked_diffusion", 4), ("block_diffusion", 3)])
+def test_the_twins_likelihoods_of_all_strings_sum_to_one_in_any_order(
+    tiny_model, all_strings, objective, block_length, order
+):
+    model = tiny_model(objective, vocab_size=6, block_length=block_length)
+    tokens_SL, options = all_strings(model.config)
+    estimate = order_nll(model, tokens_SL, order, **options)
+    assert float(estimate.nats_B.neg().exp().sum()) == pytest.approx(1, abs=1e-5)
+
+
+def test_the_autoregressive_likelihood_is_the_training_loss(tiny_model, random_batch):
+    model = tiny_model("autoregressive")
+    batch = random_batch(model.config, [3, 2], [8, 6])
+    options = {"mask_id": model.config.mask_token_id, "valid_BL": batch.valid_BL, "response_start": 3}
+    loss, _ = training_loss(model, batch, LossConfig(), 16)
+    assert autoregressive_nll(model, batch.tokens_BL, **options).nats_per_token == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_the_autoregressive_likelihood_scores_any_choice_of_tokens(tiny_model, random_batch):
+    """Parts of a row add up to the row, the first token given."""
+    model = tiny_model("autoregressive")
+    tokens_BL = random_batch(model.config, [0, 0], [9, 9]).tokens_BL
+    mask = model.config.mask_token_id
+    whole = autoregressive_nll(model, tokens_BL, mask_id=mask)
+    assert whole.tokens_B.tolist() == [8, 8]
+    even_BL = (torch.arange(9) % 2 == 0).expand(2, -1)
+    later_BL = torch.arange(9) > 0
+    parts = [
+        autoregressive_nll(model, tokens_BL, mask_id=mask, scored_BL=scored_BL & later_BL)
+        for scored_BL in (even_BL, ~even_BL)
+    ]
+    torch.testing.assert_close(parts[0].nats_B + parts[1].nats_B, whole.nats_B)
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        nelbo,
+        partial(order_nll, order_L="left_to_right"),
+        partial(deterministic_order_nll, score="entropy"),
+        lambda model, tokens_BL, **options: exact_nelbo(model, tokens_BL[0], **options),
+    ],
+    ids=["nelbo", "order_nll", "deterministic_order_nll", "exact_nelbo"],
+)
+def test_next_token_logits_are_no_denoiser(tiny_model, likelihood):
+    """They are those of the position behind: a bound from them would be a wrong number with a good name."""
+    model = tiny_model("autoregressive")
+    with pytest.raises(UserError, match="autoregressive"):
+        likelihood(model, torch.tensor([[11, 1, 2]]), mask_id=model.config.mask_token_id, response_start=1)
+
+
+def test_nothing_predicts_a_rows_first_token(tiny_model):
+    model = tiny_model("autoregressive")
+    tokens_BL, mask = torch.tensor([[11, 1, 2]]), model.config.mask_token_id
+    with pytest.raises(UserError, match="first token"):
+        autoregressive_nll(model, tokens_BL, mask_id=mask, response_start=0)
+    with pytest.raises(UserError, match="first token"):
+        autoregressive_nll(model, tokens_BL, mask_id=mask, scored_BL=torch.ones(1, 3, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

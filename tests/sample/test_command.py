@@ -17,6 +17,7 @@ from mdlm.errors import run_command
 from mdlm.transformer import Transformer
 from sample import DenoiseConfig, denoise
 from sample.__main__ import main
+from sample.trace import read_trace, replay
 
 ARMS = ("autoregressive", "masked_diffusion", "block_diffusion")
 DIFFUSION = ARMS[1:]
@@ -234,3 +235,21 @@ def test_block_diffusion_says_once_that_it_does_not_look_ahead(sample):
     assert sample("block_diffusion", *options).err.count("note: ") == 1
     assert "note: " not in sample("masked_diffusion", *options).err
     assert "note: " not in sample("block_diffusion", "--prompt", "the cat").err
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_a_trace_and_its_page_are_written_and_the_trace_replays_the_answers(sample, arm, tmp_path, checkpoints):
+    trace, page = tmp_path / "trace.jsonl", tmp_path / "page.html"
+    prompts = each("--prompt", ["the cat", "Ada", "sat on"])
+    out = sample(arm, *prompts, "--batch-size", 2, "--json", "--trace", trace, "--html", page).out
+    _, tokenizer = load_checkpoint(checkpoints[arm])
+    finals = replay(read_trace(trace))
+    assert len(finals) == 3
+    for tokens, result in zip(finals, json.loads(out)["results"], strict=True):
+        kept = tokens[: tokens.index(tokenizer.end_id)] if tokenizer.end_id in tokens else tokens
+        assert kept == result["tokens"]
+    assert "Content-Security-Policy" in page.read_text()
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_decoded(complaint, tmp_path):
+    assert str(tmp_path) in complaint("masked_diffusion", "--prompt", "the cat", "--trace", tmp_path)

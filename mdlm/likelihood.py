@@ -146,13 +146,15 @@ def _draw(
 ) -> tuple[Tensor, Tensor]:
     """What one row's samples mask, and how much each masked token weighs, both (K, S, N).
 
-    Sample s of a replicate has its time in the s-th of S strata, neighbours mirrored so that a linear trend cancels.
+    Sample s of a replicate has its time in the s-th of S strata and weighs as much as that stratum is wide; strata are
+    narrow near t = 0, where few tokens are masked and nats vary most. Neighbours are mirrored, so that a trend cancels.
     Where counts are drawn, the samples of a replicate walk through random orders of a block's tokens, one order after
     the other: each set is uniform among those of its size, and together they mask every token equally often.
     """
     _, block_N = block_N.unique(return_inverse=True)  # blocks without scored tokens take no part
     own, shared = _generator(seed, row), _generator(seed)
     blocks, tokens = int(block_N.max()) + 1, len(block_N)
+    width_S1 = torch.ones(samples, 1, dtype=torch.float64)
     if independent:
         times_KSJ = 1 - torch.rand(replicates, samples, blocks, generator=own, dtype=torch.float64)
     else:
@@ -161,11 +163,15 @@ def _draw(
         steps_J = row * _STEPS[0] + torch.arange(blocks, dtype=torch.float64) * _STEPS[1]
         offset_K1J = ((torch.rand(replicates, 1, generator=shared, dtype=torch.float64) + steps_J) % 1.0)[:, None]
         stratum_S1 = torch.arange(samples, dtype=torch.float64)[:, None]
-        times_KSJ = (stratum_S1 + torch.where(stratum_S1 % 2 == 0, 1 - offset_K1J, offset_K1J)) / samples
+        within_KSJ = torch.where(stratum_S1 % 2 == 0, 1 - offset_K1J, offset_K1J)
+        start_S1 = (stratum_S1 / samples) ** 2
+        width_S1 = ((stratum_S1 + 1) / samples) ** 2 - start_S1
+        times_KSJ = start_S1 + within_KSJ * width_S1
+        width_S1 = width_S1 * samples
     times_KSN = times_KSJ[..., block_N]
     if schedule is not None:
         noise_KSN = torch.rand(replicates, samples, tokens, generator=own, dtype=torch.float64)
-        return noise_KSN < schedule.mask_rate(times_KSN), schedule.loss_weight(times_KSN)
+        return noise_KSN < schedule.mask_rate(times_KSN), width_S1 * schedule.loss_weight(times_KSN)
     size_N = block_N.bincount()[block_N]
     count_KSN = (times_KSN * size_N).ceil().long().clamp(min=1)
     noise_KSN = torch.rand(replicates, samples, tokens, generator=own, dtype=torch.float64)
@@ -174,7 +180,7 @@ def _draw(
     if not independent:
         walked_KSN = count_KSN.cumsum(1) - count_KSN
         place_KSN = (place_KSN.gather(1, walked_KSN // size_N) - walked_KSN) % size_N
-    return place_KSN < count_KSN, size_N / count_KSN.double()
+    return place_KSN < count_KSN, width_S1 * size_N / count_KSN
 
 
 _STEPS = (0.7548776662466927, 0.5698402909980532)

@@ -57,7 +57,7 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """α = 1 − cos(π(1 − t)/2), as in MDLM (2406.07524)."""
+    """α = 1 − cos(π(1 − t)/2), the cosine of MD4 (2406.04329), table 4."""
 
     name: str = "cosine"
 

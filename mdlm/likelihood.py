@@ -146,8 +146,9 @@ def _draw(
 ) -> tuple[Tensor, Tensor]:
     """What one row's samples mask, and how much each masked token weighs, both (K, S, N).
 
-    Sample s of a replicate has its time in the s-th of S strata and weighs as much as that stratum is wide; strata are
-    narrow near t = 0, where few tokens are masked and nats vary most. Neighbours are mirrored, so that a trend cancels.
+    Sample s of a replicate has its time in the s-th of S strata and weighs as much as that stratum is wide; for counts
+    they are narrow near t = 0, where few tokens are masked and nats vary most. Pairs are equally wide and mirrored, so
+    that a trend cancels.
     Where counts are drawn, the samples of a replicate walk through random orders of a block's tokens, one order after
     the other: each set is uniform among those of its size, and together they mask every token equally often.
     """
@@ -164,8 +165,9 @@ def _draw(
         offset_K1J = ((torch.rand(replicates, 1, generator=shared, dtype=torch.float64) + steps_J) % 1.0)[:, None]
         stratum_S1 = torch.arange(samples, dtype=torch.float64)[:, None]
         within_KSJ = torch.where(stratum_S1 % 2 == 0, 1 - offset_K1J, offset_K1J)
-        start_S1 = (stratum_S1 / samples) ** 2
-        width_S1 = ((stratum_S1 + 1) / samples) ** 2 - start_S1
+        edge_E = (torch.arange(0, samples + 1, dtype=torch.float64) / samples) ** (2 if schedule is None else 1)
+        edge_E[1:samples:2] = (edge_E[0 : samples - 1 : 2] + edge_E[2 : samples + 1 : 2]) / 2  # pairs of equal width
+        start_S1, width_S1 = edge_E[:-1, None], edge_E.diff()[:, None]
         times_KSJ = start_S1 + within_KSJ * width_S1
         width_S1 = width_S1 * samples
     times_KSN = times_KSJ[..., block_N]

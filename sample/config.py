@@ -84,13 +84,16 @@ class DenoiseConfig:
 
     seed: int = 0
     """Of everything that is drawn; each row draws its own by its number."""
+    stop_check_every: int | None = None
+    """Passes between two looks at whether a window is full. None: 1 on a CPU, where looking is free, else 4; passes
+    over a full window change nothing. The clock's rules look at every step."""
     compile: bool = False
     """Compile the pass; the first call of each shape then takes its time."""
     trace: bool = False
     """Keep every pass in `Generation.trace`."""
 
     def __post_init__(self) -> None:
-        for name in ("max_denoising_steps", "block_length", "kl_passes"):
+        for name in ("max_denoising_steps", "block_length", "kl_passes", "stop_check_every"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{name} is {value}; it must be at least 1")
         choices = {"score": Score, "accept": Accept, "revoke": Revoke, "cache": Cache, "ends": Ends}

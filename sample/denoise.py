@@ -180,6 +180,7 @@ class _Run:
         may_revoke_BG = self.masked_BL[rows_B, start:stop]
         steps = config.max_denoising_steps or width
         state: dict[str, Tensor] = {}
+        look = config.stop_check_every or (4 if self.device.type == "cuda" else 1)
         for index in range(steps if config.scheduled else width):
             masked_BG = window == self.mask_id
             moment = self._moment(start, index)
@@ -190,7 +191,7 @@ class _Run:
                 decoded_BG = may_revoke_BG & ~masked_BG
                 planned_BG, revoked_BG = tick(config, index, steps, masked_BG, decoded_BG, psi_BG, self.keys_B, moment)
                 working_B = planned_BG.any(-1)  # where the clock unmasks nothing, no pass is needed
-            if working_B.any():
+            if (not config.scheduled and index % look) or working_B.any():
                 made = self._one_pass(
                     start, stop, following, index, working_B, planned_BG, at_start_B, may_revoke_BG, state
                 )

@@ -7,6 +7,7 @@ import torch
 
 from sample import AutoregressiveConfig, DenoiseConfig, Ledger, decode, denoise
 from sample.generation import canvas
+from sample.presets import PRESETS, preset
 
 MASK, END, PAD = 8, 9, 10
 RESPONSE = 10
@@ -26,9 +27,13 @@ DIFFUSION = [
     DenoiseConfig(temperature=1.0, score="random", trace=True),
     DenoiseConfig(score="margin", max_denoising_steps=2),
 ]
+PUBLISHED = [preset(name, block_length=4) for name in PRESETS]
+FUSED = [preset(name, fused_store=True) for name in PRESETS]
+APPROXIMATE = [preset(name, block_length=4, cache=kind) for name in ("llada", "klass") for kind in ("prefix", "dual")]
 EVERY_DECODER = [
     *[("autoregressive", config) for config in AUTOREGRESSIVE],
-    *[(objective, config) for objective in ("masked_diffusion", "block_diffusion") for config in DIFFUSION],
+    *[("masked_diffusion", config) for config in DIFFUSION + PUBLISHED + APPROXIMATE],
+    *[("block_diffusion", config) for config in DIFFUSION + PUBLISHED + FUSED],
 ]
 
 

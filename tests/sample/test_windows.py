@@ -121,6 +121,17 @@ def test_a_block_is_stored_late_for_a_row_whose_next_blocks_are_given(tiny_model
             assert alone.ledger.row(0) == together.ledger.row(row)
 
 
+@pytest.mark.parametrize("config", RULES)
+def test_looking_less_often_whether_a_window_is_full_changes_only_the_calls(ending_model, prompts, config):
+    """As on a GPU, where looking waits for the device."""
+    model = ending_model("block_diffusion")
+    often, seldom = (decoded(model, prompts, changed(config, stop_check_every=every)) for every in (1, 3))
+    assert answers(often).equal(answers(seldom))
+    assert often.ledger.rows() == seldom.ledger.rows()
+    windows = -(-RESPONSE // 4)
+    assert often.ledger.total_calls <= seldom.ledger.total_calls <= often.ledger.total_calls + 2 * windows
+
+
 def leave_one_out(model, tokens_BL, column):
     """log p of a column that is masked while all others stand, from shadow positions: not the model's plain pass."""
     masked_BL = tokens_BL.clone()

@@ -217,7 +217,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     above = " above the source's own" if truth else ""
     right.set(xlabel="training steps", ylabel=f"bits a byte{above}, dev", xlim=(0, None))
     right.set_title("Along the training; bars are 95 % over rows", fontsize=10)
-    right.legend(frameon=False, fontsize=8)
+    right.legend(frameon=False, fontsize=8, loc="upper right")
     for axes in (left, right):
         axes.grid(alpha=0.25)
     figure.savefig(path, dpi=130)

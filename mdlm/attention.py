@@ -133,8 +133,16 @@ class KVCache:
         return self.blocks_BS.shape[1]
 
     def write(self, layer: int, columns_L: Tensor, keys_BKLN: Tensor, values_BKLN: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores one layer's keys and values at `columns_L` and returns that layer's whole buffers."""
+        """Stores one layer's keys and values at `columns_L` and returns that layer's whole buffers.
+
+        Columns may also be (B, L), each row's own.
+        """
         keys_BKSN, values_BKSN = self.keys_BKSN[layer], self.values_BKSN[layer]
+        if columns_L.ndim == 2:
+            where_BKLN = columns_L[:, None, :, None].expand(keys_BKLN.shape)
+            keys_BKSN.scatter_(2, where_BKLN, keys_BKLN)
+            values_BKSN.scatter_(2, where_BKLN, values_BKLN)
+            return keys_BKSN, values_BKSN
         keys_BKSN.index_copy_(2, columns_L, keys_BKLN)
         values_BKSN.index_copy_(2, columns_L, values_BKLN)
         return keys_BKSN, values_BKSN

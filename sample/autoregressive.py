@@ -68,6 +68,24 @@ def next_token(
     return log_probabilities(logits_B1V, model.config.mask_token_id).argmax(-1)
 
 
+def check_prompts(
+    model: Transformer, prompts: Sequence[Sequence[int]], config: AutoregressiveConfig
+) -> tuple[Tensor, Tensor]:
+    """Prompts as one tensor on the model's device, tokens and validity (B, P). Raises `UserError` for any that do not
+    fit."""
+    if model.config.objective != "autoregressive":
+        raise UserError(f"a {model.config.objective} model cannot decode token by token; use sample.denoise")
+    tokens_BP, valid_BP = pad_left(prompts, model.config.pad_token_id, config.prompt_columns)
+    check_tokens(tokens_BP, model.config.vocab_size)
+    start = tokens_BP.shape[1]
+    if start + config.max_new_tokens > model.config.max_length:
+        raise UserError(
+            f"the longest prompt has {start} tokens and {config.max_new_tokens} new ones are asked for, the model was "
+            f"made for {model.config.max_length} in all; shorten the prompt or ask for fewer"
+        )
+    return tokens_BP.to(model.device), valid_BP.to(model.device)
+
+
 @torch.no_grad()
 def decode(
     model: Transformer,
@@ -87,17 +105,8 @@ def decode(
         Whole rows, padded on the left, with the ledger. What a row decodes does not depend on its neighbours.
     """
     config = config or AutoregressiveConfig()
-    if model.config.objective != "autoregressive":
-        raise UserError(f"a {model.config.objective} model cannot decode token by token; use sample.denoise")
-    tokens_BP, valid_BP = pad_left(prompts, model.config.pad_token_id, config.prompt_columns)
-    check_tokens(tokens_BP, model.config.vocab_size)
+    tokens_BP, valid_BP = check_prompts(model, prompts, config)
     rows, start = tokens_BP.shape
-    if start + config.max_new_tokens > model.config.max_length:
-        raise UserError(
-            f"the longest prompt has {start} tokens and {config.max_new_tokens} new ones are asked for, the model was "
-            f"made for {model.config.max_length} in all; shorten the prompt or ask for fewer"
-        )
-    tokens_BP, valid_BP = tokens_BP.to(model.device), valid_BP.to(model.device)
     run = _Run(model, valid_BP, config, rows_B)
     response_BR = torch.full((rows, config.max_new_tokens), model.config.pad_token_id, device=model.device)
     decoded_BR = torch.zeros_like(response_BR, dtype=torch.bool)

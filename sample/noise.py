@@ -35,6 +35,10 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ _shifted(z, 31)
 
 
+def _step(purpose: str) -> int:
+    return _signed(PURPOSES[purpose] * _GOLDEN % (1 << 64))
+
+
 def row_keys(seed: int, rows_B: Tensor) -> Tensor:
     """One key (B,) int64 for each row number."""
     start = _mix(torch.tensor(_signed(seed % (1 << 64)), device=rows_B.device) + _GOLDEN)
@@ -50,5 +54,14 @@ def uniform(keys_B: Tensor, moment: Tensor, purpose: str, shape: tuple[int, ...]
         purpose: what the numbers are for, a key of `PURPOSES`.
     """
     places = torch.arange(1, math.prod(shape) + 1, device=keys_B.device) * _GOLDEN
-    stream_B = _mix(_mix(keys_B + (moment + 1) * _GOLDEN) + _signed(PURPOSES[purpose] * _GOLDEN % (1 << 64)))
+    stream_B = _mix(_mix(keys_B + (moment + 1) * _GOLDEN) + _step(purpose))
     return (_shifted(_mix(stream_B[:, None] + places), 11).double() * 2.0**-53).view(-1, *shape)
+
+
+def uniform_at(keys_B: Tensor, moments_BW: Tensor, purpose: str, count: int) -> Tensor:
+    """`uniform` at a moment of each row's own: float64, (B, W, count)."""
+    places = torch.arange(1, count + 1, device=keys_B.device) * _GOLDEN
+    stream_BW = _mix(
+        _mix(keys_B[:, None] + (moments_BW + 1) * _GOLDEN) + _signed(PURPOSES[purpose] * _GOLDEN % (1 << 64))
+    )
+    return _shifted(_mix(stream_BW[..., None] + places), 11).double() * 2.0**-53

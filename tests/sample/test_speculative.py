@@ -1,0 +1,178 @@
+"""Speculation is lossless: whatever is guessed, the tokens are those of plain decoding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdlm.errors import UserError
+from sample import AutoregressiveConfig, decode
+from sample.speculative import DraftModel, PromptLookup, Speculation, decode_speculatively
+
+stats = pytest.importorskip("scipy.stats")
+END, PAD = 9, 10
+RESPONSE = 10
+CONFIGS = [
+    AutoregressiveConfig(RESPONSE),
+    AutoregressiveConfig(RESPONSE, temperature=1.0),
+    AutoregressiveConfig(RESPONSE, temperature=0.7, top_p=0.8, seed=3),
+    AutoregressiveConfig(RESPONSE, temperature=2.0, stop_check_every=3, seed=1),
+]
+
+
+class Guesses:
+    """A drafter that is told what to guess: the right tokens, wrong ones, or end tokens."""
+
+    def __init__(self, right_BR, kind):
+        self.right_BR, self.kind = right_BR, kind
+
+    def start(self, tokens_BL, valid_BL, prompt_columns, rows_B, ledger):
+        self.start_column = prompt_columns
+
+    def propose(self, tokens_BL, newest_B, count, working_B):
+        if self.kind == "ends":
+            return torch.full((len(newest_B), count), END)
+        place_BW = newest_B[:, None] + 1 - self.start_column + torch.arange(count)
+        right_BW = self.right_BR.gather(1, place_BW.clamp(max=RESPONSE - 1))
+        return right_BW if self.kind == "right" else (right_BW + 1) % 8
+
+    def keep_rows(self, keep):
+        self.right_BR = self.right_BR[keep]
+
+
+def drafters(tiny_model, config, plain):
+    response_BR = plain.tokens_BL[:, plain.response_start :]
+    return {
+        "lookup": PromptLookup(),
+        "lookup of one": PromptLookup(longest=1),
+        "a smaller twin": DraftModel(tiny_model("autoregressive", seed=5, layers=1), config),
+        "itself": None,
+        "right": Guesses(response_BR, "right"),
+        "wrong": Guesses(response_BR, "wrong"),
+        "ends": Guesses(response_BR, "ends"),
+    }
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "lookup of one", "a smaller twin", "itself", "right", "wrong", "ends"])
+@pytest.mark.parametrize("length", [1, 3, 7, 30])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_tokens_are_those_of_plain_decoding(
+    ending_model, tiny_model, prompts, trunk_calls, config, length, drafter
+):
+    """Ragged prompts, rows that end early and inside a draft, drafts longer than what is left."""
+    model = ending_model("autoregressive")
+    plain = decode(model, prompts, config)
+    chosen = drafters(tiny_model, config, plain)[drafter] or DraftModel(model, config)
+    with trunk_calls(model) as calls:
+        made = decode_speculatively(model, prompts, config, drafter=chosen, speculation=Speculation(length))
+    assert made.answers() == plain.answers()
+    ledger = made.ledger
+    of_model = ledger.calls["prefill"] + ledger.calls["verify"] + (ledger.calls["draft"] if drafter == "itself" else 0)
+    assert of_model == len(calls)
+    for row, answer in enumerate(made.answers()):
+        assert ledger.row(row).kept == len(answer) == plain.ledger.row(row).kept
+        assert ledger.row(row).total_passes <= plain.ledger.row(row).total_passes * (1 + 2 * length)
+
+
+def test_right_guesses_save_passes_and_wrong_ones_cost_none_of_the_models(ending_model, tiny_model, prompts):
+    model, config = ending_model("autoregressive"), AutoregressiveConfig(RESPONSE)
+    plain = decode(model, prompts, config)
+    response_BR = plain.tokens_BL[:, plain.response_start :]
+    verified = {}
+    for kind in ("right", "wrong"):
+        made = decode_speculatively(
+            model, prompts, config, drafter=Guesses(response_BR, kind), speculation=Speculation(3)
+        )
+        verified[kind] = made.ledger.calls["verify"]
+    longest = max(min(len(answer) + 1, RESPONSE) for answer in plain.answers())
+    assert verified["wrong"] == longest - 1
+    assert verified["right"] == -(-(longest - 1) // 4)
+
+
+@pytest.mark.parametrize("config", CONFIGS[:3])
+def test_a_twin_that_drafts_for_itself_is_always_right(ending_model, prompts, config):
+    """Sampled too: both draw with the row's own noise."""
+    model = ending_model("autoregressive")
+    made = decode_speculatively(
+        model, prompts[:1], config, drafter=DraftModel(model, config), speculation=Speculation(4)
+    )
+    tokens = made.ledger.row(0).kept
+    assert made.ledger.calls["verify"] <= -(-tokens // 5) + 1
+
+
+def test_sampled_speculation_has_the_models_distribution(tiny_model):
+    """χ² of two tokens behind one prompt against the exact probabilities, 40,000 rows, p > 1e-3, with guesses that
+    are sometimes right."""
+    model = tiny_model("autoregressive", vocab_size=6, gain=6.0)  # tokens 0 and 1; then mask, end, pad, begin
+    rows, config = 40_000, AutoregressiveConfig(2, temperature=1.0, stop_check_every=100)
+    drafter = DraftModel(tiny_model("autoregressive", seed=4, vocab_size=6, gain=6.0), config)
+    made = decode_speculatively(model, [[5, 1]] * rows, config, drafter=drafter, speculation=Speculation(1))
+    logits = model(torch.tensor([[5, 1]]))[0, -1]
+    logits[2] = -torch.inf
+    first_V = torch.softmax(logits.double(), -1)
+    expected, counts = [], []
+    drawn_BR = made.tokens_BL[:, 2:]
+    for token in (0, 1, 4, 5):
+        logits = model(torch.tensor([[5, 1, token]]))[0, -1]
+        logits[2] = -torch.inf
+        second_V = torch.softmax(logits.double(), -1)
+        for other in (0, 1, 3, 4, 5):
+            expected.append(float(first_V[token] * second_V[other]))
+            counts.append(int(((drawn_BR[:, 0] == token) & (drawn_BR[:, 1] == other)).sum()))
+    expected.append(float(first_V[3]))
+    counts.append(rows - sum(counts))
+    expected = rows * torch.tensor(expected, dtype=torch.float64)
+    assert expected.min() >= 5
+    found = torch.tensor(counts, dtype=torch.float64)
+    assert stats.chisquare(found.numpy(), (expected * rows / expected.sum()).numpy()).pvalue > 1e-3
+
+
+def test_lookup_continues_the_longest_and_latest_match():
+    lookup = PromptLookup(longest=3)
+    rows = [
+        [PAD, 1, 2, 3, 4, 2, 3, 7, 1, 2, 3, 0, 0, 0, 0],  # "1 2 3" stood before: 4 2 3
+        [PAD, 5, 3, 6, 0, 4, 3, 7, 1, 2, 3, 0, 0, 0, 0],  # only "3" did, last before 7 1 2
+        [PAD, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0],  # a run goes on
+        [PAD, PAD, PAD, PAD, PAD, PAD, PAD, 1, 2, 1, 2, 0, 0, 0, 0],  # so does a repetition
+    ]
+    tokens_BL = torch.tensor(rows)
+    lookup.start(tokens_BL, tokens_BL != PAD, 8, None, None)
+    guesses = lookup.propose(tokens_BL, torch.tensor([10, 10, 10, 10]), 3, torch.ones(4, dtype=torch.bool))
+    assert guesses.tolist() == [[4, 2, 3], [7, 1, 2], [1, 1, 1], [1, 2, 1]]
+
+
+@given(
+    prompt=st.lists(st.integers(0, 7), min_size=0, max_size=12),
+    longest=st.integers(1, 5),
+    length=st.integers(1, 9),
+    new=st.integers(1, 12),
+    temperature=st.sampled_from([0.0, 1.0]),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_any_prompt_shorter_than_the_match_or_empty_is_decoded_as_ever(
+    ending_model, prompt, longest, length, new, temperature
+):
+    """An empty prompt is its begin token."""
+    model, config = ending_model("autoregressive"), AutoregressiveConfig(new, temperature=temperature)
+    rows = [[11, *prompt], [11, 1]]
+    made = decode_speculatively(model, rows, config, drafter=PromptLookup(longest), speculation=Speculation(length))
+    assert made.answers() == decode(model, rows, config).answers()
+
+
+def test_a_row_at_the_models_longest_is_decoded_to_its_end(tiny_model):
+    """Guesses run past the longest row; none of them is kept."""
+    model = tiny_model("autoregressive", max_length=12)
+    config = AutoregressiveConfig(10)
+    made = decode_speculatively(model, [[11, 1]], config, drafter=PromptLookup(), speculation=Speculation(8))
+    assert made.answers() == decode(model, [[11, 1]], config).answers()
+
+
+def test_wrong_use_is_refused_by_name(tiny_model):
+    with pytest.raises(UserError, match="draft_length"):
+        Speculation(0)
+    with pytest.raises(UserError, match="longest"):
+        PromptLookup(0)
+    with pytest.raises(UserError, match="masked_diffusion"):
+        DraftModel(tiny_model("masked_diffusion"), AutoregressiveConfig())

@@ -32,6 +32,7 @@ from sample.options import DTYPES, decoder_config, find_device, read_options
 from sample.page import write_page
 from sample.prompts import ask, read_prompts
 from sample.show import Show
+from sample.speculative import Drafter, DraftModel, PromptLookup, Speculation, decode_speculatively
 from sample.trace import TraceWriter, check_target
 
 RUNS = Path("runs")
@@ -61,8 +62,9 @@ def main(argv: list[str]) -> None:
     )
     if objective == "block_diffusion" and options.block_length not in (None, trained):
         console.print(f"note: the model was trained with blocks of {trained}, not of {options.block_length}")
-    run = Run(model, tokenizer, config)
-    names = ("preset", "num_samples", "max_new_tokens", "template", "mask_marker")
+    drafter = _drafter(options, tokenizer, config, device)
+    run = Run(model, tokenizer, config, drafter, Speculation(options.draft_length or Speculation.draft_length))
+    names = ("speculate", "draft_length", "preset", "num_samples", "max_new_tokens", "template", "mask_marker")
     asked = {name: getattr(options, name) for name in names}
     about = {"checkpoint": str(folder), "settings": run.settings() | asked}
     trace = TraceWriter(tokenizer, about) if targets else None
@@ -108,6 +110,24 @@ def _answer(
             print(_for_reading(result["text"]), flush=True)
 
 
+def _drafter(
+    options: argparse.Namespace,
+    tokenizer: Tokenizer,
+    config: AutoregressiveConfig | DenoiseConfig,
+    device: torch.device,
+) -> Drafter | None:
+    """What guesses for the model, None for nothing."""
+    if not options.speculate or not isinstance(config, AutoregressiveConfig):
+        return None
+    if options.speculate == "lookup":
+        return PromptLookup()
+    folder = resolve_checkpoint(options.speculate)
+    draft, other = load_checkpoint(folder, dtype=DTYPES[options.dtype], device=device)
+    if other.fingerprint() != tokenizer.fingerprint():
+        raise UserError(f"--speculate {folder}: its tokenizer is not the model's; draft with a twin of the same run")
+    return DraftModel(draft, config)
+
+
 def _converse(
     run: Run, layout: Layout, options: argparse.Namespace, console: Console, trace: TraceWriter | None
 ) -> None:
@@ -138,6 +158,8 @@ class Run:
     model: Transformer
     tokenizer: Tokenizer
     config: AutoregressiveConfig | DenoiseConfig
+    drafter: Drafter | None = None
+    speculation: Speculation = field(default_factory=Speculation)
     requested: int = 0
     results: list[dict[str, Any]] = field(default_factory=list)
     ledgers: list[RowLedger] = field(default_factory=list)
@@ -179,6 +201,10 @@ class Run:
         try:
             if isinstance(config, AutoregressiveConfig):
                 config = replace(config, max_new_tokens=response_BR.shape[1], prompt_columns=columns)
+                if self.drafter:
+                    return decode_speculatively(
+                        self.model, prompts, config, drafter=self.drafter, speculation=self.speculation, rows_B=rows_B
+                    )
                 return decode(self.model, prompts, config, rows_B=rows_B, on_token=show.decoded if show else None)
             tokens_BP, valid_BP = pad_left(prompts, tokenizer.pad_id, columns)
             return denoise(

@@ -84,6 +84,11 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     denoising.add_argument("--ends", choices=get_args(Ends), help="where end tokens may be committed (anywhere)")
     denoising.add_argument("--fused-store", action="store_const", const=True, help="store a block in the next's pass")
     denoising.add_argument("--measure-drift", action="store_const", const=True, help="of an approximate cache")
+    guessing = parser.add_argument_group("lossless speculation (autoregressive models)")
+    guessing.add_argument(
+        "--speculate", metavar="HOW", help="`lookup` guesses from the prompt, a checkpoint's folder drafts with it"
+    )
+    guessing.add_argument("--draft-length", type=_count, metavar="N", help="guesses a pass (7)")
     drawing = parser.add_argument_group("drawing tokens")
     drawing.add_argument("--temperature", type=_number, default=0.0, metavar="T", help="0 takes the likeliest (0)")
     drawing.add_argument("--top-p", type=_number, default=1.0, metavar="P", help="mass that is sampled from (1)")
@@ -145,6 +150,12 @@ def decoder_config(options: argparse.Namespace, objective: str) -> Autoregressiv
     if options.show is not None and options.show < 0:
         raise UserError(f"--show {options.show:g}: a pass cannot be shown for less than 0 seconds")
     given = {name: getattr(options, name) for name in CHOICES if getattr(options, name) is not None}
+    if options.draft_length and not options.speculate:
+        raise UserError("--draft-length only matters with --speculate; give that too, or leave it out")
+    if options.speculate and objective != "autoregressive":
+        raise UserError(f"--speculate is for autoregressive models, this checkpoint is {objective}; leave it out")
+    if options.speculate and (options.cache == "none" or options.show is not None):
+        raise UserError("--speculate needs its cache and cannot be drawn; leave out --cache none and --show")
     if objective == "autoregressive":
         named = [name for name in ("template", "preset") if getattr(options, name) is not None] + list(given)
         if options.cache in ("prefix", "dual"):

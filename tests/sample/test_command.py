@@ -253,3 +253,15 @@ def test_a_trace_and_its_page_are_written_and_the_trace_replays_the_answers(samp
 
 def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_decoded(complaint, tmp_path):
     assert str(tmp_path) in complaint("masked_diffusion", "--prompt", "the cat", "--trace", tmp_path)
+
+
+@pytest.mark.parametrize("how", ["lookup", "itself"])
+@pytest.mark.parametrize("drawing", [(), ("--temperature", 1, "--seed", 2)])
+def test_speculation_gives_the_same_answers_and_says_what_it_verified(record, checkpoints, how, drawing):
+    prompts = each("--prompt", ["the cat", "Ada", "sat on the mat"])
+    how = checkpoints["autoregressive"] if how == "itself" else how
+    plain = record("autoregressive", *prompts, *drawing)
+    made = record("autoregressive", *prompts, *drawing, "--speculate", how, "--draft-length", 3, "--batch-size", 2)
+    assert texts(made) == texts(plain)
+    assert all("verify" in result["ledger"]["passes"] for result in made["results"])
+    assert made["settings"]["draft_length"] == 3

@@ -43,6 +43,20 @@ def test_rare_candidates_keep_their_frequency():
     assert abs(drawn(rare, 2.0, 1.0, 2**21, seed=0)[1] - expected) < 4 * expected**0.5
 
 
+def test_the_noise_reaches_tokens_that_float32_noise_never_would():
+    """A token of probability e⁻³⁰ is drawn once in 10¹³ times: by noise 2⁻⁵⁰ away from the end of its interval, not
+    by noise 2⁻²⁴ away from it, which is as near as float32 comes."""
+    log_probs = torch.tensor([[[0.0, -30.0]]], dtype=torch.float64)
+
+    def drawn_at(distance):
+        ends = (distance, 1 - distance)
+        noise = [torch.tensor([[[0.5, end]]], dtype=torch.float64) for end in ends]
+        return {int(candidates(log_probs, 1.0, 1.0, noise_BGV)) for noise_BGV in noise}
+
+    assert drawn_at(2.0**-50) == {0, 1}
+    assert drawn_at(2.0**-24) == {0}
+
+
 def test_at_temperature_zero_the_likeliest_is_taken_and_the_first_of_equals():
     log_probs = torch.log(torch.tensor([[[0.1, 0.6, 0.3], [0.4, 0.2, 0.4]]]))
     assert candidates(log_probs, 0.0, 1.0, None).tolist() == [[1, 0]]

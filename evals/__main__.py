@@ -16,6 +16,7 @@ COMMANDS = {
     "likelihood": ("evals.likelihood:main", "nats and bits of a file under checkpoints, each with its bound's name"),
     "estimators": ("evals.estimators:main", "compare ways to draw a NELBO's samples by their standard error"),
     "corpus": ("evals.corpus:main", "train the arms on text and compare their likelihoods"),
+    "speculation": ("evals.speculation:main", "lossless speculation on the autoregressive twin of a comparison"),
     "memory": ("evals.memory:main", "peak memory of decoding by canvas length"),
     "speed": ("evals.speed:main", "time a training step and the decoders against the machine's own floor"),
 }

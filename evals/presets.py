@@ -129,18 +129,7 @@ def _measure(arm: Arm, setting: Setting, rows: list[dict[str, str]], size: int) 
 def print_result(record: dict[str, Any], console: Console) -> None:
     """All cells as a table, and whether the exact cache was one."""
     table = Table(box=box.SIMPLE_HEAD)
-    names = (
-        "arm",
-        "preset",
-        "window",
-        "exact",
-        "leaf values",
-        "passes",
-        "tok/forward",
-        "positions",
-        "kept",
-        "thrown away",
-    )
+    names = ("arm", "preset", "window", "exact", "leaf", "passes", "tok/pass", "positions", "kept", "thrown")
     for column in (*names, "drift: KL, changed"):
         table.add_column(column, justify="left" if column in names[:3] else "right", no_wrap=True)
     for cell in record["result"]["cells"]:
@@ -174,12 +163,13 @@ def draw(record: dict[str, Any], path: Path) -> None:
             axis.annotate(note, (x, y), fontsize=7, xytext=(4, 3), textcoords="offset points")
         axis.set(xscale="log", xlabel="tokens per forward pass (all passes counted)", ylabel=label, ylim=(-0.03, 1.05))
         axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+        axis.xaxis.set_minor_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
         axis.grid(alpha=0.25)
     for arm, color in COLORS.items():
         axes[0].plot([], [], "o", color=color, label=arm.replace("_", " "))
     for kind, marker in MARKERS.items():
         axes[0].plot([], [], marker, color="white", markeredgecolor="black", label=kind)
-    axes[0].legend(frameon=False, fontsize=8, loc="lower right")
+    axes[1].legend(*axes[0].get_legend_handles_labels(), frameon=False, fontsize=8, loc=(0.35, 0.13))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

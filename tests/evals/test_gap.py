@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from evals.gap import main
-from mdlm.errors import UserError
+from evals.memory import main as memory
+from evals.presets import main as presets
+from evals.speculation import main as speculation
+from mdlm.errors import UserError, run_command
+from sample.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -162,3 +166,40 @@ def run(command: str, extra: list[str]) -> None:
     words = [sys.executable, *shlex.split(command)[1:], *extra]
     done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_every_preset_is_decoded_on_the_arms_and_the_cache_gives_the_same_texts(compared, tmp_path, capsys):
+    assert presets([str(compared), "--rows", "2", "--out", str(tmp_path), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)["result"]
+    arms = ("block_diffusion", "autoregressive")
+    of_arm = {arm: [cell["preset"] for cell in result["cells"] if cell["arm"] == arm] for arm in arms}
+    assert of_arm == {"block_diffusion": list(PRESETS), "autoregressive": ["greedy"]}
+    windows = {cell["window"] for cell in result["cells"] if cell["arm"] == "masked_diffusion"}
+    assert windows == {"whole canvas", "blocks", "blocks, prefix cache", "blocks, dual cache"}
+    assert all(found["same_texts"] == 1 for found in result["cache_against_none"].values())
+    assert {path.name for path in tmp_path.iterdir()} == {"presets.json", "presets.png"}
+
+
+def test_speculation_is_measured_beside_plain_decoding_of_the_same_rows(compared, capsys):
+    draft = str(compared / "autoregressive-seed0")
+    assert speculation([str(compared), "--rows", "2", "--dtype", "fp32", "--draft", draft, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)["result"]
+    assert {way["drafter"] for way in result} == {"plain", "prompt lookup", "draft model"}
+    assert all(way["different_texts"] == 0 for way in result)
+    for way in result[1:]:
+        assert 1 <= way["tokens_a_verify_pass"] <= way["draft_length"] + 1
+        assert way["passes"] - way["draft_passes"] <= result[0]["passes"]
+
+
+def test_a_folder_that_holds_no_comparison_is_refused(tmp_path, capsys):
+    for command in (presets, speculation):
+        assert run_command(command, [str(tmp_path)]) == 2
+        assert "evals gap" in capsys.readouterr().err
+
+
+def test_memory_is_measured_for_both_loops_in_processes_of_their_own(capsys):
+    assert memory(["--length", "128", "--device", "cpu", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["result"]
+    assert row["cache"] == 2 * 4 * 128 * 4 * 64 * 4
+    assert 0 < row["ours"] < row["published"]
+    assert row["published"] > row["logits_of_the_canvas"]

@@ -32,15 +32,16 @@ def chi_square(table, strings_SL, numbers, config, start=0):
     return stats.chisquare(counts_S.numpy(), (expected_S * DRAWS / expected_S.sum()).numpy()).pvalue
 
 
+@pytest.mark.parametrize("rule", [{"score": "random"}, {"accept": "first_hitting"}], ids=["random", "first hitting"])
 @pytest.mark.parametrize("block_length", [None, 2])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_one_token_a_pass_in_random_order_draws_from_the_order_mixture(
-    table, strings, enumeration, blocks_of, seed, block_length
+    table, strings, enumeration, blocks_of, seed, block_length, rule
 ):
-    """χ² over 81 strings, p > 1e-3."""
+    """χ² over 81 strings, p > 1e-3; by random scores, and by hitting times."""
     strings_SL = strings(LENGTH)
     numbers = enumeration(table, strings_SL, blocks_of(list(range(LENGTH)), block_length))
-    config = DenoiseConfig(score="random", temperature=1.0, block_length=block_length, seed=seed)
+    config = DenoiseConfig(temperature=1.0, block_length=block_length, seed=seed, **rule)
     assert chi_square(table, strings_SL, numbers, config) > 1e-3
 
 

@@ -121,6 +121,9 @@ ACCEPT: dict[str, Callable[[View], Tensor]] = {
 def accepted(view: View) -> Tensor:
     """What a pass commits, (B, G) bool: by the rule, and the quota's surest where the rule is content with less."""
     chosen_BG = ACCEPT[view.config.accept](view)
+    chosen_BG = chosen_BG & view.masked_BG
     if view.config.accept != "first_hitting":
-        chosen_BG = chosen_BG | (rank_among(view.score_BG, view.masked_BG) < view.quota_B[:, None])
+        # Only what the rule leaves open: KLASS commits the surest where nothing is still, not beside what is.
+        missing_B1 = view.quota_B[:, None] - chosen_BG.sum(-1, keepdim=True)
+        chosen_BG = chosen_BG | (rank_among(view.score_BG, view.masked_BG & ~chosen_BG) < missing_B1)
     return chosen_BG & view.masked_BG

@@ -34,8 +34,9 @@ from sample import (
     denoise,
     windows,
 )
+from sample.compiled import maybe_compiled
 from sample.generation import canvas
-from sample.windows import cached_columns, maybe_compiled
+from sample.windows import cached_columns
 from train.config import OptimizerConfig
 from train.loop import TrainingStep
 from train.optimizer import Optimizers
@@ -185,7 +186,7 @@ def cached_pass(model: Transformer, width: int, mode: str, session: Session) -> 
     columns_G = torch.arange(columns - width, columns, device=model.device)
     blocks_1G = torch.ones(1, width, dtype=torch.int32, device=model.device)
     tokens_1G = session.draw(config, 1, width)
-    function = maybe_compiled(cached_columns, mode == "compiled")
+    function = maybe_compiled(cached_columns, mode == "compiled", model)
     window_G = torch.arange(width, device=model.device)
     return lambda: function(model, tokens_1G, columns_G[None], blocks_1G, columns_G, cache, window_G)
 
@@ -238,8 +239,8 @@ def trunk_calls(device: str) -> Iterator[list[tuple[float, float]]]:
     """
     calls: list[tuple[float, float]] = []
 
-    def clocked(function: Callable, compiled: bool) -> Callable:
-        inner = maybe_compiled(function, compiled)
+    def clocked(function: Callable, compiled: bool, model: Any = None) -> Callable:
+        inner = maybe_compiled(function, compiled, model)
 
         def call(*arguments):
             synchronize(device)
@@ -278,9 +279,9 @@ def decoders(shape: str, session: Session) -> tuple[dict[str, Callable[[bool], G
         )
 
     def as_published(compiled: bool) -> Tensor:
-        model = maybe_compiled(blockwise.forward, compiled)
+        forward = maybe_compiled(Transformer.forward, compiled, blockwise)
         return published_loop(
-            lambda tokens_BL: model(tokens_BL, None, start),
+            lambda tokens_BL: forward(blockwise, tokens_BL, None, start),
             canvas_BL.to(session.device),
             mask_id=config.mask_token_id,
             response_start=start,

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mdlm.config import ModelConfig
+from mdlm.narrow import attend_one, compiled_for_cpu
 
 PADDING_BLOCK = torch.iinfo(torch.int32).max
 """Block index of padding: later than every real block, so that no real position sees it."""
@@ -72,10 +73,13 @@ def visible(query_blocks_BL: Tensor, key_blocks_BS: Tensor) -> Tensor:
 def attend(q_BHLN: Tensor, k_BKSN: Tensor, v_BKSN: Tensor, mask_BLS: Tensor | None) -> Tensor:
     """Scaled dot-product attention (1706.03762, eq. 1), (B, H, L, N).
 
-    torch's kernel everywhere but in training on a CPU: its backward pass there takes two to three times as long as
-    plain matrix products, whose scores fit into the cache at the lengths one trains on a CPU.
+    torch's kernel, with two exceptions on a CPU. In training its backward pass takes two to three times as long as
+    plain matrix products, whose scores fit into the cache at the lengths one trains there. A single query position of
+    a compiled step goes by `narrow.attend_one`.
     """
     rows, heads, length, width = q_BHLN.shape
+    if length == 1 and compiled_for_cpu(q_BHLN):
+        return attend_one(q_BHLN, k_BKSN, v_BKSN, mask_BLS)
     if q_BHLN.is_cuda or not torch.is_grad_enabled():
         grouped = heads != k_BKSN.shape[1]
         return F.scaled_dot_product_attention(q_BHLN, k_BKSN, v_BKSN, attn_mask=mask_BLS, enable_gqa=grouped)

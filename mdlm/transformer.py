@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mdlm.attention import KVCache, attend, block_indices, logical_positions, visible
 from mdlm.config import ModelConfig
+from mdlm.narrow import Linear, product
 
 
 def rotary_table(length: int, head_dim: int, theta: float) -> Tensor:
@@ -49,10 +50,10 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.q_proj = nn.Linear(config.dim, config.heads * config.head_dim, bias=False)
-        self.k_proj = nn.Linear(config.dim, config.kv_heads * config.head_dim, bias=False)
-        self.v_proj = nn.Linear(config.dim, config.kv_heads * config.head_dim, bias=False)
-        self.o_proj = nn.Linear(config.heads * config.head_dim, config.dim, bias=False)
+        self.q_proj = Linear(config.dim, config.heads * config.head_dim)
+        self.k_proj = Linear(config.dim, config.kv_heads * config.head_dim)
+        self.v_proj = Linear(config.dim, config.kv_heads * config.head_dim)
+        self.o_proj = Linear(config.heads * config.head_dim, config.dim)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
 
@@ -80,9 +81,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.dim, config.hidden_dim, bias=False)
-        self.up_proj = nn.Linear(config.dim, config.hidden_dim, bias=False)
-        self.down_proj = nn.Linear(config.hidden_dim, config.dim, bias=False)
+        self.gate_proj = Linear(config.dim, config.hidden_dim)
+        self.up_proj = Linear(config.dim, config.hidden_dim)
+        self.down_proj = Linear(config.hidden_dim, config.dim)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD))
@@ -119,7 +120,7 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
         # A table, not a formula: a compiler would otherwise compute the cosines again in every layer.
         self.rotary = rotary_table(config.max_length, config.head_dim, config.rope_theta)
-        self.lm_head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.lm_head = None if config.tie_embeddings else Linear(config.dim, config.vocab_size)
 
     def _apply(self, fn, recurse: bool = True) -> Transformer:
         """Moves the rotary table along with the module, but keeps it in float32 whatever the weights' dtype."""
@@ -169,7 +170,7 @@ class Transformer(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (..., V) of hidden states (..., D), unnormalised and with the mask token still in them."""
         weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return F.linear(hidden, weight)
+        return product(hidden, weight)
 
     def forward(self, tokens_BL: Tensor, valid_BL: Tensor | None = None, response_start: int = 0) -> Tensor:
         """Logits (B, L, V) of whole rows without a cache, each position seeing what the objective lets it see.

@@ -17,8 +17,9 @@ from torch import Tensor
 from mdlm.attention import KVCache, block_indices, logical_positions
 from mdlm.corruption import log_probabilities
 from mdlm.transformer import Transformer
+from sample.compiled import maybe_compiled
 from sample.ledger import Ledger
-from sample.windows import WholeCanvas, cached_columns, maybe_compiled
+from sample.windows import WholeCanvas, cached_columns
 
 
 @dataclass
@@ -78,7 +79,7 @@ class CachedCanvas:
         self.columns_L = torch.arange(valid_BL.shape[1], device=valid_BL.device)
         self.cache = KVCache(model.config, *valid_BL.shape, dtype=model.dtype, device=model.device)
         self._refreshed = -1
-        self._cached = maybe_compiled(cached_columns, compiled)
+        self._cached = maybe_compiled(cached_columns, compiled, model)
         self.drift = Drift() if measure_drift else None
         self._reference = WholeCanvas(model, valid_BL, response_start, ledger) if measure_drift else None
 

@@ -15,11 +15,11 @@ from mdlm.attention import KVCache, block_indices, logical_positions
 from mdlm.corruption import log_probabilities
 from mdlm.errors import UserError
 from mdlm.transformer import Transformer
+from sample.compiled import maybe_compiled
 from sample.generation import Generation, book_result, check_tokens, pad_left
 from sample.ledger import Ledger
 from sample.noise import row_keys, uniform
 from sample.policies import candidates
-from sample.windows import maybe_compiled
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ class _Run:
         self.seen_BL = self.valid_BL.long().cumsum(-1)
         numbers_B = self.rows_B if rows_B is None else rows_B.to(model.device)
         self.keys_B = row_keys(config.seed, numbers_B)
-        self.next_token = maybe_compiled(next_token, config.compile)
-        self.last_logits = maybe_compiled(last_logits, config.compile)
+        self.next_token = maybe_compiled(next_token, config.compile, model)
+        self.last_logits = maybe_compiled(last_logits, config.compile, model)
         self.stop_check_every = config.stop_check_every or (16 if model.device.type == "cuda" else 1)
         self.tokens_BL = torch.full_like(self.positions_BL, model.config.pad_token_id)
 

@@ -14,13 +14,14 @@ from mdlm.errors import UserError
 from mdlm.transformer import Transformer
 from sample.approximate import CachedCanvas
 from sample.clock import tick
+from sample.compiled import maybe_compiled
 from sample.config import DenoiseConfig
 from sample.decide import Decision, decide
 from sample.generation import Generation, Pass, book_result, check_tokens
 from sample.ledger import Ledger
 from sample.noise import row_keys
 from sample.policies import quota
-from sample.windows import CachedBlocks, WholeCanvas, maybe_compiled
+from sample.windows import CachedBlocks, WholeCanvas
 
 _WINDOW_MOMENTS = 1 << 20
 """Passes of different windows draw different noise: their moments are so far apart."""

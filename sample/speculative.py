@@ -22,11 +22,11 @@ from mdlm.corruption import log_probabilities
 from mdlm.errors import UserError
 from mdlm.transformer import Transformer
 from sample.autoregressive import AutoregressiveConfig, check_prompts, last_logits
+from sample.compiled import maybe_compiled
 from sample.generation import Generation, book_result
 from sample.ledger import Ledger
 from sample.noise import row_keys, uniform_at
 from sample.policies import candidates
-from sample.windows import maybe_compiled
 
 
 class Drafter(Protocol):
@@ -160,8 +160,8 @@ class _Columns:
         self.cache = KVCache(model.config, *valid_BL.shape, dtype=model.dtype, device=model.device)
         # Causal: a column sees those before it, so stale keys behind a row's newest token are seen by none.
         self.blocks_BL = block_indices(model.config, valid_BL, 0)
-        self._drawn = maybe_compiled(drawn_tokens, config.compile)
-        self._last_logits = maybe_compiled(last_logits, config.compile)
+        self._drawn = maybe_compiled(drawn_tokens, config.compile, model)
+        self._last_logits = maybe_compiled(last_logits, config.compile, model)
 
     def prefill(self, tokens_BL: Tensor, stop: int) -> Tensor:
         """Reads the prompts; logits (B, 1, V) behind them."""

@@ -12,13 +12,13 @@ given all others (the draft-and-verify pass of WINO, 2507.18578). Logits are the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mdlm.attention import KVCache, block_indices, logical_positions, visible
 from mdlm.transformer import Transformer
+from sample.compiled import maybe_compiled
 from sample.ledger import Ledger
 
 
@@ -97,18 +97,6 @@ def store_columns(
     model.step(tokens_BG, positions_BG, blocks_BG, columns_G, cache)
 
 
-_compiled: dict[Callable, Callable] = {}
-
-
-def maybe_compiled(function: Callable, compiled: bool, **options: Any) -> Callable:
-    """The function, or its compiled form, one for the whole process so that nothing compiles twice."""
-    if not compiled:
-        return function
-    if function not in _compiled:
-        _compiled[function] = torch.compile(function, dynamic=False, **options)
-    return _compiled[function]
-
-
 class WholeCanvas:
     """Every pass evaluates all positions: the bidirectional model's only exact way, and the reference for caches.
 
@@ -130,7 +118,7 @@ class WholeCanvas:
         self.denoiser, self.ledger, self.valid_BL = denoiser, ledger, valid_BL
         self.verified, self.growing = verified, growing
         self.rows_B = torch.arange(len(valid_BL), device=valid_BL.device)
-        self._rows = maybe_compiled(whole_rows_verified if verified else whole_rows, compiled)
+        self._rows = maybe_compiled(whole_rows_verified if verified else whole_rows, compiled, denoiser)
         if isinstance(denoiser, Transformer):
             config = denoiser.config if block_length is None else denoiser.config.replace(block_length=block_length)
             self.positions_BL = logical_positions(valid_BL)
@@ -208,8 +196,8 @@ class CachedBlocks:
         """First column of the finished blocks that the next pass has to store."""
         self.owed_B = torch.zeros_like(self.rows_B)
         """Positions of them, for each row that needs them."""
-        self._logits = maybe_compiled(cached_columns_verified if verified else cached_columns, compiled)
-        self._store = maybe_compiled(store_columns, compiled)
+        self._logits = maybe_compiled(cached_columns_verified if verified else cached_columns, compiled, model)
+        self._store = maybe_compiled(store_columns, compiled, model)
 
     def prefill(self, tokens_BL: Tensor, stop: int, own_stop_B: Tensor, working_B: Tensor) -> None:
         """Writes columns [0, stop) in one pass, without the head; a row is booked its columns before `own_stop_B`."""

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from mdlm.checkpoint import (
     disk_name,
@@ -90,9 +92,19 @@ def save_qwen3(
     }
     with whole_folder(Path(folder).absolute()) as temporary:
         write_tensors(temporary / SINGLE, tensors)
-        tokenizer.save(temporary / "tokenizer.json")
+        _write_tokenizer(temporary / "tokenizer.json", tokenizer)
         for name, content in files.items():
             (temporary / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _write_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
+    """Our `tokenizer.json` with the begin token in front of every text, which no other file can ask for."""
+    tokenizer.save(path)
+    inner, begin = tokenizers.Tokenizer.from_file(str(path)), tokenizer.specials["begin"]
+    inner.post_processor = TemplateProcessing(
+        single=[begin, "$A"], pair=[begin, "$A", "$B:1"], special_tokens=[(begin, tokenizer.begin_id)]
+    )
+    inner.save(str(path))
 
 
 def _exported_config(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
@@ -139,7 +151,6 @@ def _tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",  # the class that takes tokenizer.json as it stands
         **_special_names(tokenizer),
-        "add_bos_token": True,
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],

@@ -174,7 +174,8 @@ def _read_tokenizer(folder: Path, values: dict[str, Any], given: Mapping[str, st
         free = [token for token in (names.get(number), name) if token in ids and token not in chosen.values()]
         if role not in chosen and free:
             chosen[role] = free[0]
-    tokenizer = Tokenizer.load(path, chosen)
+    # What puts tokens around a text is no part of our tokenizer; without it, an exported one is what it was.
+    tokenizer = Tokenizer.from_content(content | {"post_processor": None}, chosen, path)
     for role in SPECIAL_TOKENS:
         if tokenizer.specials[role] not in ids and getattr(tokenizer, f"{role}_id") in names:
             raise UserError(f"{path} has gaps in its numbering: a new {role} token would take a used row; name another")

@@ -89,7 +89,7 @@ def save_checkpoint(
         extra: writes further files into the folder before it takes its place.
     """
     training = training or {}
-    tensors = {_disk_name(name): tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {disk_name(name): tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     header = {
         "model_type": MODEL_TYPE,
         "format_version": FORMAT_VERSION,
@@ -135,6 +135,8 @@ def read_header(folder: str | Path) -> dict[str, Any]:
         header = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); the checkpoint is damaged, take another one") from error
+    if isinstance(header, dict) and header.get("model_type") == "qwen3":
+        raise UserError(f"{folder} is a Qwen3 folder; convert it: python -m mdlm.export --from qwen3 {folder} OUT")
     if not isinstance(header, dict) or header.get("model_type") != MODEL_TYPE:
         raise UserError(f"{path}: model_type is not {MODEL_TYPE!r}; this folder holds another kind of model")
     if header.get("format_version") != FORMAT_VERSION:
@@ -168,14 +170,21 @@ def load_checkpoint(
         model = Transformer(header["model"])
     tensors = _read_tensors(folder / "model.safetensors", {k: v.shape for k, v in model.state_dict().items()})
     model.load_state_dict(tensors, assign=True)
-    tokenizer = Tokenizer.load(folder / "tokenizer.json", header.get("special_tokens"))
-    if tokenizer.fingerprint() != header.get("tokenizer_sha256"):
-        raise UserError(f"{folder}/tokenizer.json is not the tokenizer this model was trained with; restore that file")
+    tokenizer = load_tokenizer(folder)
     for role in ("mask", "end", "pad", "begin"):
         ours, theirs = getattr(model.config, f"{role}_token_id"), getattr(tokenizer, f"{role}_id")
         if ours != theirs:
             raise UserError(f"{folder}: config.json says {role} is token {ours}, tokenizer.json {theirs}; restore them")
     return model.to(device=device, dtype=dtype).eval().requires_grad_(False), tokenizer
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer of a checkpoint folder; a `UserError` if it is not the one the model was trained with."""
+    header = read_header(folder)
+    tokenizer = Tokenizer.load(Path(folder) / "tokenizer.json", header.get("special_tokens"))
+    if tokenizer.fingerprint() != header.get("tokenizer_sha256"):
+        raise UserError(f"{folder}/tokenizer.json is not the tokenizer this model was trained with; restore that file")
+    return tokenizer
 
 
 def _read_tensors(path: Path, expected: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
@@ -186,17 +195,18 @@ def _read_tensors(path: Path, expected: dict[str, torch.Size]) -> dict[str, torc
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a mapping
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read ({error}); it is truncated or damaged, take another one") from error
-    names = {_disk_name(name): name for name in expected}
+    names = {disk_name(name): name for name in expected}
     if missing := sorted(names.keys() - found.keys()):
         raise UserError(f"{path}: tensor {missing[0]} is missing ({len(missing)} in all)")
     if unexpected := sorted(found.keys() - names.keys()):
         raise UserError(f"{path}: tensor {unexpected[0]} is unexpected ({len(unexpected)} in all)")
-    for disk_name, name in names.items():
-        if found[disk_name].shape != expected[name]:
-            shapes = f"{tuple(found[disk_name].shape)}, config.json asks for {tuple(expected[name])}"
-            raise UserError(f"{path}: tensor {disk_name} has shape {shapes}")
-    return {name: found[disk_name] for disk_name, name in names.items()}
+    for stored, name in names.items():
+        if found[stored].shape != expected[name]:
+            shapes = f"{tuple(found[stored].shape)}, config.json asks for {tuple(expected[name])}"
+            raise UserError(f"{path}: tensor {stored} has shape {shapes}")
+    return {name: found[stored] for stored, name in names.items()}
 
 
-def _disk_name(name: str) -> str:
+def disk_name(name: str) -> str:
+    """The name on disk of a tensor of `Transformer.state_dict`."""
     return name if name.startswith("lm_head.") else _PREFIX + name

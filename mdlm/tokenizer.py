@@ -99,9 +99,19 @@ class Tokenizer:
         path = Path(path)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            inner = tokenizers.Tokenizer.from_str(json.dumps(content))
         except OSError as error:
             raise UserError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise UserError(
+                f"{path} is not a usable tokenizer.json ({error}); write it again or name another"
+            ) from error
+        return cls.from_content(content, specials, path)
+
+    @classmethod
+    def from_content(cls, content: object, specials: Mapping[str, str | int] | None, path: Path) -> Tokenizer:
+        """`load` for what a `tokenizer.json` holds; `path` is named in errors."""
+        try:
+            inner = tokenizers.Tokenizer.from_str(json.dumps(content))
         except Exception as error:  # the library reports every unusable file as a bare Exception
             raise UserError(
                 f"{path} is not a usable tokenizer.json ({error}); write it again or name another"

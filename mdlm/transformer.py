@@ -19,7 +19,8 @@ def rotary_table(length: int, head_dim: int, theta: float) -> Tensor:
     """Cosines and sines of RoFormer's rotary positions (2104.09864) in the half-rotation layout, (2, length, N)."""
     # On the CPU even under a `meta` default device, so that a model loaded without initial weights has its table.
     exponents_N = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
-    angles_LN = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * theta**-exponents_N
+    # Rounded as transformers rounds it: `theta**-x` is a last bit away, and at position 40,000 that is 1/500 rad.
+    angles_LN = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * (1.0 / theta**exponents_N)
     angles_LN = torch.cat([angles_LN, angles_LN], dim=-1)
     return torch.stack([angles_LN.cos(), angles_LN.sin()])
 

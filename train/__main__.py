@@ -10,7 +10,7 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 
-from mdlm.checkpoint import checkpoints_in
+from mdlm.checkpoint import checkpoints_in, load_tokenizer, resolve_checkpoint
 from mdlm.config_file import parse_config, write_config
 from mdlm.cpu import keep_large_buffers
 from mdlm.errors import UserError, run_command
@@ -59,9 +59,12 @@ def main(argv: list[str]) -> int:
 
 
 def _tokenizer(config: TrainConfig, folder: Path) -> Tokenizer:
-    """The tokenizer that the config names, the run's own from before, or a new one trained on the run's data."""
+    """The tokenizer that the config names, that of the run's start or of the run itself, or a new one."""
     if config.data.tokenizer:
         return Tokenizer.load(Path(config.data.tokenizer))
+    if config.init_from:
+        started = checkpoints_in(folder)  # a run that goes on needs its start no more
+        return load_tokenizer(started[-1] if started else resolve_checkpoint(config.init_from))
     path = folder / "tokenizer.json"
     if not path.is_file():
         texts = islice(read_texts(config.data.train, on_error=config.data.on_error), TOKENIZER_ROWS)

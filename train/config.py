@@ -95,6 +95,10 @@ class TrainConfig:
 
     output: str = ""
     """The run's folder; created, and refused if it holds another run (see --resume)."""
+    init_from: str = ""
+    """A checkpoint, or a run's folder, whose weights the run starts from: of any objective, with the same shape and
+    tokenizer, which is taken along where `data.tokenizer` is empty. A Qwen3 folder is converted first:
+    `python -m mdlm.export --from qwen3 FOLDER OUT`. Empty: weights drawn from the seed."""
     seed: int = 0
     steps: int = 1000
     batch_size: int = 32

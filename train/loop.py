@@ -39,6 +39,7 @@ from train.batches import BatchSource
 from train.config import TrainConfig
 from train.data import TokenDataset
 from train.optimizer import Optimizers
+from train.start import start_from
 
 
 class TrainingStep(nn.Module):
@@ -78,6 +79,10 @@ class Run:
         )
         model_config = config.model_config(tokenizer)
         self.model = Transformer(model_config).initialize(config.seed)
+        self.origin: dict[str, Any] | None = None
+        goes_on = config.resume == "auto" and checkpoints_in(self.folder)
+        if config.init_from and not goes_on:
+            self.origin = start_from(config.init_from, self.model, tokenizer)
 
         def source(dataset: TokenDataset, seed: int) -> BatchSource:
             return BatchSource(
@@ -126,7 +131,7 @@ class Run:
             self.model.load_state_dict(saved.state_dict())
             self.optimizers.load_state_tensors(state, str(folder))
             self.step, self.tokens_seen = progress["step"], progress["tokens_seen"]
-            self.predicted = progress["predicted"]
+            self.predicted, self.origin = progress["predicted"], progress.get("origin")
             self.console.print(f"resumed from {folder} at step {self.step}")
             return
         if folders:
@@ -137,6 +142,7 @@ class Run:
         """What a run must keep to be the same run when it goes on."""
         return {
             "seed": self.config.seed,
+            "init_from": self.config.init_from or None,
             "batch_size": self.config.batch_size,
             "optimizer": asdict(self.config.optimizer) | {"betas": list(self.config.optimizer.betas)},
             "loss": asdict(self.config.loss),
@@ -232,6 +238,7 @@ class Run:
             "step": self.step,
             "tokens_seen": self.tokens_seen,
             "predicted": self.predicted,
+            "origin": self.origin,
         }
 
         def write_state(folder: Path) -> None:
@@ -249,6 +256,7 @@ class Run:
         commit, changed = checkout()
         return {
             "config": asdict(self.config),
+            "origin": self.origin,
             "supervised_end": self.config.supervised_end,
             "response_length": self.config.data.response_length,
             "step": self.step,

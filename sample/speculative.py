@@ -132,11 +132,14 @@ def drawn_tokens(
     columns_BW: Tensor,
     cache: KVCache,
     keys_B: Tensor,
-    start: int,
+    start: int | Tensor,
     temperature: float,
     top_p: float,
 ) -> Tensor:
-    """The tokens (B, W) that plain decoding chooses behind each of some columns, which go into the cache."""
+    """The tokens (B, W) that plain decoding chooses behind each of some columns, which go into the cache.
+
+    `start` is the column where responses begin, or each row's own, (B, 1).
+    """
     mask_BWS = visible(columns_BW.int(), cache.blocks_BS)
     hidden_BWD = model.hidden(tokens_BW, positions_BW, mask_BWS, cache=cache, columns_L=columns_BW)
     log_probs_BWV = log_probabilities(model.head(hidden_BWD), model.config.mask_token_id)

@@ -157,12 +157,11 @@ def test_long_prompts_are_read_in_chunks_that_share_what_does_not_fill_one(model
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[2], CONFIGS[5]])
+@pytest.mark.parametrize("config", [CONFIGS[2], CONFIGS[5]])
 def test_compiled_is_eager(model, queue, config):
     compiled = AutoregressiveConfig(**{**vars(config), "compile": True})
-    for slots in (1, 5):
-        rows = by_row(Serving(model, queue, compiled, slots=slots))
-        assert rows == by_row(Serving(model, queue, config, slots=slots))
+    rows = by_row(Serving(model, queue, compiled, slots=5))
+    assert rows == by_row(Serving(model, queue, config, slots=5))
 
 
 @pytest.mark.parametrize(

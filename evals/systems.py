@@ -56,6 +56,37 @@ class Output:
     ledger: RowLedger | None
 
 
+def generate(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    setting: Setting,
+    prompt_columns: int,
+    response_columns: int,
+    **changes: Any,
+) -> Generation:
+    """Decodes token prompts in fixed columns; `changes` go into the decoder's config (`compile=True`)."""
+    config = model.config
+    if setting.denoise is None:
+        greedy = AutoregressiveConfig(response_columns, prompt_columns=prompt_columns, **changes)
+        return decode(model, prompts, greedy)
+    canvas_BL, valid_BL, start = canvas(
+        prompts,
+        response_columns,
+        pad_id=config.pad_token_id,
+        mask_id=config.mask_token_id,
+        columns=prompt_columns,
+    )
+    return denoise(
+        model,
+        canvas_BL,
+        DenoiseConfig(**(vars(setting.denoise) | changes)),
+        mask_id=config.mask_token_id,
+        end_id=config.end_token_id,
+        valid_BL=valid_BL,
+        response_start=start,
+    )
+
+
 class Arm:
     """A loaded checkpoint with the columns it was trained on."""
 
@@ -70,27 +101,8 @@ class Arm:
         self.prompt_columns = self.model.config.max_length - self.response_columns
 
     def generate(self, prompts: Sequence[Sequence[int]], setting: Setting, **changes: Any) -> Generation:
-        """Decodes token prompts in fixed columns; `changes` go into the decoder's config (`compile=True`)."""
-        config = self.model.config
-        if setting.denoise is None:
-            greedy = AutoregressiveConfig(self.response_columns, prompt_columns=self.prompt_columns, **changes)
-            return decode(self.model, prompts, greedy)
-        canvas_BL, valid_BL, start = canvas(
-            prompts,
-            self.response_columns,
-            pad_id=config.pad_token_id,
-            mask_id=config.mask_token_id,
-            columns=self.prompt_columns,
-        )
-        return denoise(
-            self.model,
-            canvas_BL,
-            DenoiseConfig(**(vars(setting.denoise) | changes)),
-            mask_id=config.mask_token_id,
-            end_id=config.end_token_id,
-            valid_BL=valid_BL,
-            response_start=start,
-        )
+        """`generate` in the columns it was trained on."""
+        return generate(self.model, prompts, setting, self.prompt_columns, self.response_columns, **changes)
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Prompts as token ids, each behind a begin token."""

@@ -85,7 +85,7 @@ def save_qwen3(
         raise UserError(f"qk_norm is false; {ARCHITECTURE} always normalises queries and keys and cannot express that")
     tensors = {disk_name(name): tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     files = {
-        "config.json": _exported_config(config, model.dtype),
+        "config.json": exported_config(config, model.dtype),
         "generation_config.json": _generation_config(config, response_length),
         "tokenizer_config.json": _tokenizer_config(tokenizer, config.max_length),
         "special_tokens_map.json": _special_names(tokenizer),
@@ -107,7 +107,7 @@ def _write_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
     inner.save(str(path))
 
 
-def _exported_config(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
+def exported_config(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
     return {
         "architectures": [ARCHITECTURE],
         "model_type": MODEL_TYPE,

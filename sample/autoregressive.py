@@ -38,13 +38,15 @@ class AutoregressiveConfig:
     """False evaluates the whole row at every pass: the reference for the cache, and nothing else."""
     prompt_columns: int | None = None
     """Columns to pad prompts to, so that one compiled step serves prompts of any length. None: the longest prompt."""
+    prefill_chunk: int | None = None
+    """Longer prompts are read in passes of so many columns, which bounds the memory of a pass. None: in one pass."""
     compile: bool = False
     """Compile the step; the first call of each shape then takes its time."""
     stop_check_every: int | None = None
     """Passes between two looks at whether rows have ended. None: 1 on a CPU, where looking is free, else 16."""
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "stop_check_every"):
+        for name in ("max_new_tokens", "stop_check_every", "prefill_chunk"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{name} is {value}; it must be at least 1")
         if self.temperature < 0:
@@ -66,6 +68,17 @@ def next_token(
     """One greedy decode step, tokens in, tokens out, (B, 1): the unit of compilation."""
     logits_B1V = last_logits(model, tokens_B1, positions_B1, blocks_B1, column_1, cache)
     return log_probabilities(logits_B1V, model.config.mask_token_id).argmax(-1)
+
+
+def chunks(columns: int, size: int | None) -> list[tuple[int, int, int]]:
+    """The passes that read a prompt, each as columns [start, stop) and the column up to which it is booked.
+
+    All have `size` columns, so that they share one compiled form, and are counted from the prompt's end, so that left
+    padding moves none. The first begins at column 0: what it shares with the second is computed twice, to the same
+    keys and values, and booked once, with the second.
+    """
+    size = min(size or columns, columns)
+    return [(max(0, end - size), max(end, size), end) for end in reversed(range(columns, 0, -size))]
 
 
 def check_prompts(
@@ -155,11 +168,17 @@ class _Run:
         self.tokens_BL = torch.full_like(self.positions_BL, model.config.pad_token_id)
 
     def prefill(self, tokens_BP: Tensor) -> Tensor:
-        """Reads the prompts in one pass and returns the first new tokens, (B, 1). The head runs on one column."""
-        stop = tokens_BP.shape[1]
-        self.tokens_BL[:, :stop] = tokens_BP
-        self._count("prefill", self.seen_BL[:, stop - 1], stop)
-        return self._choose(self.last_logits(self.model, *self._columns(slice(0, stop)), self.cache), stop)
+        """Reads the prompts and returns the first new tokens, (B, 1). The head runs on one column a pass."""
+        end = tokens_BP.shape[1]
+        self.tokens_BL[:, :end] = tokens_BP
+        read_B = torch.zeros_like(self.rows_B)
+        for start, stop, booked in chunks(end, self.config.prefill_chunk):
+            seen_B = self.seen_BL[:, booked - 1]
+            # A chunk that holds padding alone is no pass of its row.
+            self.ledger.count("prefill", self.rows_B, seen_B > read_B, seen_B - read_B, seen_B)
+            logits_B1V = self.last_logits(self.model, *self._columns(slice(start, stop)), self.cache)
+            read_B = seen_B
+        return self._choose(logits_B1V, end)
 
     def step(self, tokens_B1: Tensor, column: int) -> Tensor:
         """Feeds the newest tokens, which stand at `column`, and returns the next ones, (B, 1)."""

@@ -21,7 +21,7 @@ from mdlm.attention import KVCache, block_indices, logical_positions, visible
 from mdlm.corruption import log_probabilities
 from mdlm.errors import UserError
 from mdlm.transformer import Transformer
-from sample.autoregressive import AutoregressiveConfig, check_prompts, last_logits
+from sample.autoregressive import AutoregressiveConfig, check_prompts, chunks, last_logits
 from sample.compiled import maybe_compiled
 from sample.generation import Generation, book_result
 from sample.ledger import Ledger
@@ -97,9 +97,7 @@ class DraftModel:
     ) -> None:
         self.ledger = ledger
         self.state = _Columns(self.model, valid_BL, self.config, rows_B)
-        self.state.prefill(tokens_BL, prompt_columns)
-        prompt_B = valid_BL[:, :prompt_columns].sum(-1)
-        self.ledger.count("draft", self.state.rows_B, torch.ones_like(valid_BL[:, 0]), prompt_B, prompt_B)
+        self.state.prefill(tokens_BL, prompt_columns, ledger, "draft")
 
     def propose(self, tokens_BL: Tensor, newest_B: Tensor, count: int, working_B: Tensor) -> Tensor:
         state = self.state
@@ -132,11 +130,14 @@ def drawn_tokens(
     columns_BW: Tensor,
     cache: KVCache,
     keys_B: Tensor,
-    start: int,
+    start: int | Tensor,
     temperature: float,
     top_p: float,
 ) -> Tensor:
-    """The tokens (B, W) that plain decoding chooses behind each of some columns, which go into the cache."""
+    """The tokens (B, W) that plain decoding chooses behind each of some columns, which go into the cache.
+
+    `start` is the column where responses begin, or each row's own, (B, 1).
+    """
     mask_BWS = visible(columns_BW.int(), cache.blocks_BS)
     hidden_BWD = model.hidden(tokens_BW, positions_BW, mask_BWS, cache=cache, columns_L=columns_BW)
     log_probs_BWV = log_probabilities(model.head(hidden_BWD), model.config.mask_token_id)
@@ -163,18 +164,16 @@ class _Columns:
         self._drawn = maybe_compiled(drawn_tokens, config.compile, model)
         self._last_logits = maybe_compiled(last_logits, config.compile, model)
 
-    def prefill(self, tokens_BL: Tensor, stop: int) -> Tensor:
-        """Reads the prompts; logits (B, 1, V) behind them."""
-        self.start, window = stop, slice(0, stop)
-        columns_L = torch.arange(stop, device=tokens_BL.device)
-        logits_B1V = self._last_logits(
-            self.model,
-            tokens_BL[:, window],
-            self.positions_BL[:, window],
-            self.blocks_BL[:, window],
-            columns_L,
-            self.cache,
-        )
+    def prefill(self, tokens_BL: Tensor, end: int, ledger: Ledger, kind: str) -> Tensor:
+        """Reads the prompts, books that as passes of a kind, and returns logits (B, 1, V) behind them."""
+        self.start = end
+        columns_L, read_B = torch.arange(end, device=tokens_BL.device), torch.zeros_like(self.rows_B)
+        for start, stop, booked in chunks(end, self.config.prefill_chunk):
+            seen_B, window = self.seen_BL[:, booked - 1], slice(start, stop)
+            ledger.count(kind, self.rows_B, seen_B > read_B, seen_B - read_B, seen_B)
+            of_window = (self.positions_BL[:, window], self.blocks_BL[:, window], columns_L[window])
+            logits_B1V = self._last_logits(self.model, tokens_BL[:, window], *of_window, self.cache)
+            read_B = seen_B
         self.cache.blocks_BS.copy_(self.blocks_BL)
         return logits_B1V
 
@@ -232,10 +231,7 @@ def decode_speculatively(
     tokens_BL = torch.cat([tokens_BP, extra], dim=1)
     valid_BL = torch.cat([valid_BP, torch.ones_like(extra, dtype=torch.bool)], dim=1)
     state, ledger = _Columns(model, valid_BL, config, rows_B), Ledger(rows, model.device)
-    everyone_B = torch.ones(rows, dtype=torch.bool, device=model.device)
-    prompt_B = valid_BP.sum(-1)
-    ledger.count("prefill", state.rows_B, everyone_B, prompt_B, prompt_B)
-    logits_B1V = state.prefill(tokens_BL, start)
+    logits_B1V = state.prefill(tokens_BL, start, ledger, "prefill")
     first_B1 = first_tokens(state, logits_B1V)
     tokens_BL[:, start] = first_B1[:, 0]
     newest_B = torch.full_like(state.rows_B, start)

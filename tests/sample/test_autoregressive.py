@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mdlm.attention import KVCache, block_indices, logical_positions
 from mdlm.corruption import log_probabilities
 from mdlm.errors import UserError
 from sample import AutoregressiveConfig, decode
+from sample.autoregressive import chunks, last_logits
 
 VOCAB, MASK, END = 12, 8, 9
 
@@ -72,6 +74,57 @@ def test_wider_prompt_columns_change_neither_tokens_nor_accounts(model, prompts,
     assert wide.response_start == 20
     assert responses(wide).equal(responses(narrow))
     assert wide.ledger.rows() == narrow.ledger.rows()
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 6, 50])
+@pytest.mark.parametrize("columns", [None, 7, 20])
+@pytest.mark.parametrize("options", [{}, {"cache": False}, {"temperature": 1.0, "top_p": 0.9}])
+def test_a_prompt_in_chunks_is_the_prompt_at_once(model, prompts, trunk_calls, chunk, columns, options):
+    """Left padding included: rows shorter than a chunk, and chunks of which a row has padding alone."""
+    whole = decode(model, prompts, AutoregressiveConfig(10, prompt_columns=columns, **options))
+    config = AutoregressiveConfig(10, prompt_columns=columns, prefill_chunk=chunk, **options)
+    with trunk_calls(model) as calls:
+        in_chunks = decode(model, prompts, config)
+    assert in_chunks.tokens_BL.equal(whole.tokens_BL)
+    assert in_chunks.ledger.total_calls == len(calls)
+    assert in_chunks.ledger.calls["prefill"] == -(-(columns or 6) // chunk)
+    for prompt, ours, theirs in zip(prompts, in_chunks.ledger.rows(), whole.ledger.rows(), strict=True):
+        assert ours.passes["prefill"] == -(-len(prompt) // chunk)
+        assert ours.positions == theirs.positions
+        assert ours.kv_positions - theirs.kv_positions == sum(range(len(prompt) - chunk, 0, -chunk))
+
+
+@pytest.mark.parametrize("chunk", [2, 3, 5])
+def test_chunks_leave_the_keys_and_logits_of_one_pass(tiny_model, chunk):
+    """float32 to 1e-5, at weights of the size they begin training with."""
+    model = tiny_model("autoregressive", gain=1.0)
+    tokens_BP = torch.randint(0, 8, (2, 13), generator=torch.Generator().manual_seed(0))
+    valid_BP = torch.ones_like(tokens_BP, dtype=torch.bool)
+    valid_BP[1, :6] = False
+    caches, logits = [], []
+    for size in (None, chunk):
+        cache = KVCache(model.config, 2, 13, dtype=model.dtype)
+        blocks_BP, positions_BP = block_indices(model.config, valid_BP, 13), logical_positions(valid_BP)
+        for start, stop, _ in chunks(13, size):
+            columns = slice(start, stop)
+            inputs = (tokens_BP[:, columns], positions_BP[:, columns], blocks_BP[:, columns], torch.arange(13)[columns])
+            last_B1V = last_logits(model, *inputs, cache)
+        caches.append(torch.stack(cache.keys_BKSN + cache.values_BKSN).transpose(2, 3)[:, valid_BP])
+        logits.append(last_B1V)
+    torch.testing.assert_close(logits[0], logits[1], rtol=0, atol=1e-5)
+    torch.testing.assert_close(caches[0], caches[1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("columns", "size"), [(1, 1), (5, 5), (5, 9), (8, 4), (9, 4), (11, 4), (7, 1), (6, None)])
+def test_chunks_have_one_size_and_read_every_column_in_order(columns, size):
+    passes = chunks(columns, size)
+    assert {stop - start for start, stop, _ in passes} == {min(size or columns, columns)}
+    read = 0
+    for start, stop, booked in passes:
+        assert start <= read < booked <= stop
+        read = booked
+    assert read == columns
+    assert len(passes) == -(-columns // (size or columns))
 
 
 def test_how_seldom_one_looks_for_ends_does_not_change_the_answers(model, prompts):
@@ -144,6 +197,7 @@ def test_what_cannot_be_decoded_is_refused_by_name(tiny_model, objective, prompt
     [
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"stop_check_every": 0}, "stop_check_every"),
+        ({"prefill_chunk": 0}, "prefill_chunk"),
         ({"temperature": -1.0}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
     ],

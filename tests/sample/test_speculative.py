@@ -19,6 +19,7 @@ CONFIGS = [
     AutoregressiveConfig(RESPONSE, temperature=1.0),
     AutoregressiveConfig(RESPONSE, temperature=0.7, top_p=0.8, seed=3),
     AutoregressiveConfig(RESPONSE, temperature=2.0, stop_check_every=3, seed=1),
+    AutoregressiveConfig(RESPONSE, prefill_chunk=4),
 ]
 
 

@@ -37,7 +37,8 @@ def describe_machine() -> dict[str, Any]:
 def measure_floor(
     dtype: torch.dtype, *, device: str = "cpu", repeats: int = 7, copy_bytes: int = 1 << 28, matrix_size: int = 2048
 ) -> dict[str, Any]:
-    """What bounds a pass from below: bytes/s of a copy (read and written both counted) and FLOP/s of a square product.
+    """What bounds a pass from below: bytes/s of a copy (read and written both counted) and of a sum over the same
+    buffer (read only), and FLOP/s of a square product.
 
     The copy moves `copy_bytes` from one buffer to another, the product is `matrix_size` cubed in `dtype`. Medians of
     `repeats`, after a warm-up.
@@ -46,15 +47,21 @@ def measure_floor(
     target = torch.empty_like(source)
     left = torch.randn(matrix_size, matrix_size, device=device).to(dtype)
     right, product = left.clone(), torch.empty_like(left)
-    sides = {"copy": lambda: target.copy_(source), "product": lambda: torch.mm(left, right, out=product)}
+    whole_words = source.view(torch.int64)
+    sides = {
+        "copy": lambda: target.copy_(source),
+        "read": lambda: whole_words.sum(),
+        "product": lambda: torch.mm(left, right, out=product),
+    }
     timings: dict[str, Timing] = alternate(sides, rounds=repeats, device=device)
-    copy, product_time = timings["copy"].to_dict(), timings["product"].to_dict()
+    seconds = {name: timing.to_dict() for name, timing in timings.items()}
     return {
-        "copy_bytes_per_second": 2 * copy_bytes / copy["median"],
-        "flops_per_second": 2 * matrix_size**3 / product_time["median"],
+        "copy_bytes_per_second": 2 * copy_bytes / seconds["copy"]["median"],
+        "read_bytes_per_second": copy_bytes / seconds["read"]["median"],
+        "flops_per_second": 2 * matrix_size**3 / seconds["product"]["median"],
         "copy_bytes": copy_bytes,
         "matrix_size": matrix_size,
-        "seconds": {"copy": copy, "product": product_time},
+        "seconds": seconds,
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,27 @@ from rich.table import Table
 
 from evals.machine import DTYPES
 from evals.records import make_record, save_record
-from evals.speed_parts import ASKED_SHAPE, PARTS, SHAPES, Session, model_config
+from evals.speed_parts import (
+    ASKED_SHAPES,
+    SHAPES,
+    Session,
+    measure_decode,
+    measure_pass,
+    measure_training,
+    model_config,
+)
+from evals.speed_twin import measure_twin, twin_table
 from mdlm.command import CommandParser
 from mdlm.config import OBJECTIVES
 from mdlm.cpu import keep_large_buffers
 from mdlm.errors import UserError
 
+PARTS: dict[str, Callable[[str, Session], dict[str, Any]]] = {
+    "pass": measure_pass,
+    "decode": measure_decode,
+    "twin": measure_twin,
+    "training": measure_training,
+}
 LEAST_REPEATS = 5
 """Fewer are for orientation only."""
 MOST_COMPILED = 64
@@ -38,7 +54,7 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(options.threads)
     torch._dynamo.config.recompile_limit = MOST_COMPILED
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-    shapes = {part: options.shape or ASKED_SHAPE[part] for part in PARTS if part in (options.part or PARTS)}
+    shapes = {part: options.shape or ASKED_SHAPES[part] for part in PARTS if part in (options.part or PARTS)}
     record = make_record("speed", _settings(options, shapes), _measure(options, shapes))
     if options.out:
         save_record(options.out, record)
@@ -51,10 +67,10 @@ def main(argv: list[str]) -> int:
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     cuda = torch.cuda.is_available()
-    defaults = ", ".join(f"{shape} for {part}" for part, shape in ASKED_SHAPE.items())
+    defaults = "; ".join(f"{' '.join(shapes)} for {part}" for part, shapes in ASKED_SHAPES.items())
     parser = CommandParser("python -m evals speed", description="Times training, a cached pass and the decoders.")
     parser.add_argument("--part", nargs="+", choices=list(PARTS), help="only these parts")
-    parser.add_argument("--shape", choices=list(SHAPES), help=f"of the model; default: {defaults}")
+    parser.add_argument("--shape", nargs="+", choices=list(SHAPES), help=f"of the model; default: {defaults}")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16", help="of weights, and of autocast in training")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if cuda else "cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the CPU")
@@ -76,10 +92,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return options
 
 
-def _settings(options: argparse.Namespace, shapes: dict[str, str]) -> dict[str, Any]:
+def _settings(options: argparse.Namespace, shapes: dict[str, Sequence[str]]) -> dict[str, Any]:
     return {
         "shapes": shapes,
-        "config": {part: model_config(shape).to_dict() for part, shape in shapes.items()},
+        "config": {shape: model_config(shape).to_dict() for of_part in shapes.values() for shape in of_part},
         "dtype": options.dtype,
         "device": options.device,
         "threads": options.threads,
@@ -92,12 +108,13 @@ def _settings(options: argparse.Namespace, shapes: dict[str, str]) -> dict[str, 
     }
 
 
-def _measure(options: argparse.Namespace, shapes: dict[str, str]) -> dict[str, Any]:
+def _measure(options: argparse.Namespace, shapes: dict[str, Sequence[str]]) -> dict[str, Any]:
+    """Part -> shape -> what was measured."""
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.completed} timed calls"))
     modes = ("eager",) if options.eager else ("eager", "compiled")
-    result = {}
+    result: dict[str, dict[str, Any]] = {part: {} for part in shapes}
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
-        for part, shape in shapes.items():
+        for part, shape in [(part, shape) for part, of_part in shapes.items() for shape in of_part]:
             task = progress.add_task(f"{part}, {shape}", total=None)
             session = Session(
                 dtype=options.dtype,
@@ -109,7 +126,7 @@ def _measure(options: argparse.Namespace, shapes: dict[str, str]) -> dict[str, A
                 objectives=options.objective,
                 advance=partial(progress.advance, task),
             )
-            result[part] = PARTS[part](shape, session)
+            result[part][shape] = PARTS[part](shape, session)
             progress.update(task, total=progress.tasks[task].completed)
     return result
 
@@ -123,11 +140,12 @@ def print_record(record: dict[str, Any], console: Console) -> None:
     )
     if settings["repeats"] < LEAST_REPEATS:
         console.print(f"[yellow]fewer than {LEAST_REPEATS} repeats: for orientation only[/yellow]")
-    if checks := [entry for of_part in result.values() for entry in of_part["checks"]]:
+    measured = [(part, shape, one) for part, of_part in result.items() for shape, one in of_part.items()]
+    if checks := [entry for _, _, one in measured for entry in one["checks"]]:
         console.print(_checks_table(checks))
-    tables = {"pass": _pass_table, "decode": _decode_table, "training": _training_table}
-    for part, of_part in result.items():
-        console.print(tables[part](of_part, settings["shapes"][part]))
+    tables = {"pass": _pass_table, "decode": _decode_table, "twin": twin_table, "training": _training_table}
+    for part, shape, one in measured:
+        console.print(tables[part](one, shape))
 
 
 def _checks_table(checks: list[dict[str, Any]]) -> Table:
@@ -142,7 +160,7 @@ def _checks_table(checks: list[dict[str, Any]]) -> Table:
             f"{measured['median']:.3f}",
             interval.replace("[", r"\["),
             f"{measured['p90']:.3f}",
-            verdicts.get(entry["met"], f"asked of {entry['of_shape']}"),
+            verdicts.get(entry["met"], f"asked of {', '.join(entry['of_shapes'])}"),
         )
     return table
 

@@ -15,11 +15,13 @@ import torch
 from rich.console import Console
 
 from evals.__main__ import main
+from evals.plain_decoding import PlainDecoder
 from evals.published import published_loop
 from evals.records import read_record
 from evals.speed import print_record
 from evals.speed_parts import (
-    ASKED_SHAPE,
+    ANSWER,
+    ASKED_SHAPES,
     PASS_CALLS,
     WIDTHS,
     Session,
@@ -32,7 +34,7 @@ from evals.speed_parts import (
 from mdlm.config import OBJECTIVES
 from mdlm.errors import run_command
 from mdlm.transformer import Transformer
-from sample import DenoiseConfig, denoise
+from sample import AutoregressiveConfig, DenoiseConfig, decode, denoise
 from sample.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +60,8 @@ def measured(tmp_path_factory):
 
 @pytest.fixture
 def result(measured):
-    return measured[0]["result"]
+    """Part -> what was measured at the tiny shape."""
+    return {part: of_part["tiny"] for part, of_part in measured[0]["result"].items()}
 
 
 def test_the_json_line_is_the_record_that_is_written(measured):
@@ -67,8 +70,8 @@ def test_the_json_line_is_the_record_that_is_written(measured):
     assert line["kind"] == "speed"
     settings = line["settings"]
     assert {"seed", "dtype", "device", "compile", "repeats", "token_rule"} <= settings.keys()
-    assert settings["shapes"] == dict.fromkeys(ASKED_SHAPE, "tiny")
-    assert settings["config"]["pass"] == model_config("tiny").to_dict()
+    assert settings["shapes"] == {part: ["tiny"] for part in ASKED_SHAPES}
+    assert settings["config"]["tiny"] == model_config("tiny").to_dict()
 
 
 def test_the_curve_of_a_pass_has_every_width_with_its_floor(result):
@@ -113,6 +116,30 @@ def test_both_arms_decode_the_whole_answer_in_the_passes_of_their_setting(result
         assert split["trunk_seconds"]["median"] < split["loop_seconds"]["median"] < split["seconds"]["median"]
 
 
+def test_decoders_of_the_same_weights_write_the_same_tokens(result):
+    twin = result["twin"]
+    assert list(twin["decoders"]) == ["ours, eager", "transformers generate"]
+    # All weights but the embedding's second use, and the keys and values of 192 columns on average.
+    assert twin["weight_bytes"] == result["pass"]["modes"]["eager"]["1"]["weight_bytes"]
+    assert twin["cache_bytes"] == 192 * 2 * 2 * 128 * 2
+    for entry in twin["decoders"].values():
+        assert entry["tokens_per_second"] * entry["seconds"]["median"] == pytest.approx(ANSWER)
+        assert entry["times_floor"] * entry["tokens_per_second"] == pytest.approx(twin["floor_tokens_per_second"])
+        assert entry["same_tokens"] > 0.1  # bf16 may round a near tie the other way; what follows then differs
+    assert twin["decoders"]["ours, eager"]["same_tokens"] == 1.0
+
+
+def test_a_plain_loop_decodes_what_ours_decodes():
+    """In fp32, grouped heads and both heads' kinds."""
+    for tied in (True, False):
+        config = replace(model_config("tiny", "autoregressive"), kv_heads=1, tie_embeddings=tied)
+        model = Transformer(config).initialize(0).eval().requires_grad_(False)
+        prompt = SESSION.draw(config, 9).tolist()
+        made = decode(model, [prompt], AutoregressiveConfig(20)).answers()[0]
+        loop = PlainDecoder(model, 40, compiled=False)
+        assert loop.generate(prompt, len(made)) == made
+
+
 def test_training_is_measured_for_every_objective(result):
     training = result["training"]
     assert list(training["objectives"]) == list(OBJECTIVES)
@@ -124,7 +151,7 @@ def test_training_is_measured_for_every_objective(result):
 
 
 def test_without_compiled_sides_no_target_is_checked(result):
-    assert [of_part["checks"] for of_part in result.values()] == [[], [], []]
+    assert [of_part["checks"] for of_part in result.values()] == [[], [], [], []]
     assert "speedup" not in result["training"]["objectives"]["autoregressive"]
 
 
@@ -132,7 +159,7 @@ def test_without_compiled_sides_no_target_is_checked(result):
 def test_a_compiled_step_stands_beside_the_eager_one_with_its_target():
     done = speed("--part", "training", "--objective", "autoregressive", "--repeats", 1, "--json")
     assert done.returncode == 0, done.stderr
-    training = json.loads(done.stdout)["result"]["training"]
+    training = json.loads(done.stdout)["result"]["training"]["tiny"]
     ((objective, measured),) = training["objectives"].items()
     eager, compiled = (measured["modes"][mode]["seconds"] for mode in ("eager", "compiled"))
     assert compiled["first_call"] > eager["first_call"]  # it compiled
@@ -203,12 +230,12 @@ def test_a_target_is_judged_only_at_the_shape_it_is_asked_of():
 def test_the_tables_show_targets_and_numbers_of_the_record(measured):
     record = json.loads(json.dumps(measured[0]))
     shown = {"median": 1.234, "interval": (1.1, 1.3), "p90": 1.3}
-    record["result"]["pass"]["checks"] = [check("ratio", shown, 1.6, at_most=True, part="pass", shape="30m")]
+    record["result"]["pass"]["tiny"]["checks"] = [check("ratio", shown, 1.6, at_most=True, part="pass", shape="30m")]
     buffer = io.StringIO()
     print_record(record, Console(file=buffer, width=160))
     text = buffer.getvalue()
     assert all(word in text for word in ("ratio", "at most 1.6", "1.234", "[1.10, 1.30]", "met", "orientation only"))
-    rate = record["result"]["decode"]["modes"]["eager"]["arms"]["autoregressive"]["useful_tokens_per_second"]
+    rate = record["result"]["decode"]["tiny"]["modes"]["eager"]["arms"]["autoregressive"]["useful_tokens_per_second"]
     assert f"{rate:,.0f}" in text
     assert all(objective in text for objective in OBJECTIVES)
 

@@ -46,13 +46,13 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{options.out} exists already; name a new folder, or delete it first")
     if options.to:
         if not options.checkpoint or options.source or options.max_length:
-            parser.error("an export reads: --checkpoint DIR --to qwen3 OUT")
+            parser.error("an export takes --checkpoint DIR --to qwen3 OUT")
         folder = resolve_checkpoint(options.checkpoint)
         model, tokenizer = load_checkpoint(folder, dtype=dtype)
         save_qwen3(out, model, tokenizer, read_header(folder).get("response_length"))
     else:
         if not options.source or options.checkpoint:
-            parser.error("an import reads: --from qwen3 FOLDER OUT")
+            parser.error("an import takes --from qwen3 FOLDER OUT")
         model, tokenizer = load_qwen3(options.source, max_length=options.max_length, dtype=dtype)
         commit, changed = checkout()
         origin = {"folder": str(options.source), "kind": MODEL_TYPE}

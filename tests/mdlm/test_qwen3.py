@@ -6,8 +6,11 @@ import json
 import shutil
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer
 
 from mdlm import UserError
 from mdlm.qwen3 import load_qwen3
@@ -137,6 +140,37 @@ def test_rows_behind_the_last_token_are_left_out(public_folder, qwen_tokenizer, 
     tokens_BL = tokens(model)
     theirs_BLV = public.model(tokens_BL).logits[..., : tokenizer.vocab_size]
     torch.testing.assert_close(model(tokens_BL), theirs_BLV, atol=1e-4, rtol=0)
+
+
+def public_tokenizer(path) -> None:
+    """A tokenizer.json with the parts that Qwen's has: NFC, digits alone, named special tokens, offsets trimmed."""
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.normalizer = normalizers.NFC()
+    digits = pre_tokenizers.Split(tokenizers.Regex(r"\p{N}| ?\p{L}+|\s+"), behavior="isolated")
+    inner.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    inner.decoder, inner.post_processor = decoders.ByteLevel(), processors.ByteLevel(trim_offsets=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=270, initial_alphabet=alphabet, show_progress=False)
+    inner.train_from_iterator(["the cat sat on the mat"] * 4, trainer)
+    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    inner.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in names])
+    inner.save(str(path))
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|endoftext|>"])
+def test_a_tokenizer_as_public_models_have_it_gives_the_same_ids(public_folder, tmp_path, end):
+    folder = public_folder(tmp_path / "qwen3", rows=300).folder
+    public_tokenizer(folder / "tokenizer.json")
+    inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    edit(folder / "config.json", eos_token_id=inner.token_to_id(end), bos_token_id=inner.token_to_id("<|endoftext|>"))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    _, ours = load_qwen3(folder, "masked_diffusion")
+    theirs = AutoTokenizer.from_pretrained(folder)
+    for text in ("the cat 123", "é e\u0301", ""):
+        assert ours.encode(text) == theirs.encode(text)
+    begin = "<|endoftext|>" if end == "<|im_end|>" else "<|begin|>"
+    assert ours.specials == {"mask": "<|mask|>", "end": end, "pad": "<|pad|>", "begin": begin}
 
 
 @pytest.mark.parametrize("mask", ["<|pad|>", "id"])

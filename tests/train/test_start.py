@@ -62,7 +62,9 @@ def origins(rows, tmp_path_factory):
 @pytest.fixture
 def train(rows, tmp_path):
     """`train(objective, **options)`: exit status of a run into `tmp_path / "run"`."""
-    return lambda objective, **changes: run_command(main, words(rows, tmp_path / "run", objective, **changes))
+    return lambda objective, **changes: run_command(
+        main, words(rows, changes.pop("output", tmp_path / "run"), objective, **changes)
+    )
 
 
 def weights_of(folder):

@@ -55,8 +55,8 @@ class Task:
     `make(split, row, seed, knobs)` is a pure function: the same four give the same row in any process, however many
     rows are asked for. `schema(knobs)` is a JSON Schema that every response of the set fulfils; `schema` is None when
     the answers are no JSON. `check(output, example)` scores an output; without one the output is compared with the
-    canonical answer as JSON. A task whose answers are no JSON needs a `check` (`evals.metrics.plain_score` makes its
-    scores); any task may have one.
+    canonical answer as JSON, under the schema. A task whose answers are no JSON needs a `check`
+    (`evals.metrics.plain_score` makes its scores); any task may have one.
     """
 
     name: str
@@ -74,9 +74,15 @@ class Task:
         if self.schema is None and self.check is None:
             raise ValueError(f"task {self.name} has neither a schema nor a checker")
 
-    def score(self, output: str, example: Example) -> DocumentScore:
-        """The stages that an output reaches: by the task's own checker, else as JSON against the canonical answer."""
-        return self.check(output, example) if self.check else score_document(output, example.response)
+    def score(self, output: str, example: Example, knobs: Knobs | None = None) -> DocumentScore:
+        """The stages that an output reaches: by the task's own checker, else as JSON against schema and answer.
+
+        `knobs` are those the row was made with; None stands for the defaults, as in `generate`.
+        """
+        if self.check:
+            return self.check(output, example)
+        assert self.schema  # __post_init__
+        return score_document(output, example.response, self.schema(self.knobs() if knobs is None else knobs))
 
     def generate(self, split: str, rows: int, seed: int, knobs: Knobs | None = None) -> Iterator[Example]:
         """Rows 0 … `rows` - 1 of a split, in order. Raises `UserError` at once for a split the task lacks."""

@@ -17,7 +17,7 @@ from decimal import Decimal
 import jsonschema
 import pytest
 
-from evals.metrics import parse_strictly
+from evals.documents import parse_strictly
 from evals.tasks import TASKS, get_task
 from evals.tasks.kyc import DECOY_PHRASINGS, FIELD_PHRASINGS, LAYOUTS, KycKnobs
 from evals.tasks.pools import CITIES, COUNTRIES, FIRST_NAMES

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evals.metrics import MAX_DEPTH, DocumentScore, parse_strictly, plain_score, score_document, summarize
+from evals.documents import MAX_DEPTH, parse_strictly
+from evals.metrics import DocumentScore, plain_score, score_document, summarize
 from mdlm.errors import UserError
 
 GOLD = '{"name":"Ada","born":"1984-03-03","income":1234.50}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -13,10 +14,16 @@ from mdlm.errors import UserError
 KYC = get_task("kyc")
 
 
-def test_a_task_without_a_checker_of_its_own_compares_json():
-    row = next(KYC.generate("test", 1, 0))
-    for output in (row.response, row.response.replace(":", " : "), row.response[:-1], "{}"):
-        assert KYC.score(output, row) == score_document(output, row.response)
+def test_a_task_without_a_checker_of_its_own_compares_json_under_the_schema_of_the_knobs():
+    for knobs in (None, KYC.knobs(fields=6)):
+        row = next(KYC.generate("test", 1, 0, knobs))
+        schema = KYC.schema(knobs or KYC.knobs())
+        for output in (row.response, row.response.replace(":", " : "), row.response[:-1], "{}"):
+            assert KYC.score(output, row, knobs) == score_document(output, row.response, schema)
+        income = re.search(r'"income":([0-9.]+)', row.response)[1]
+        score = KYC.score(row.response.replace(income, f'"{income}"'), row, knobs)
+        assert (score.parses, score.fits_schema, score.keys_right) == (True, False, False)
+        assert score.reason == 'does not fit the schema: $.income breaks "type": "number"'
 
 
 def test_a_task_may_bring_its_own_checker():

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from evals.tasks import mrz
-from evals.tasks.draws import day, distinct, pick, shuffled
+from evals.tasks.draws import code, day, digits, distinct, pick, shuffled
 from evals.tasks.kyc_phrasings import KINDS
 from evals.tasks.pools import COUNTRIES, FIRST_NAMES, OCCUPATIONS, open_values
 from evals.tasks.spellings import LOCAL_AMOUNTS, LOCAL_DATES, number_literal
@@ -115,23 +115,23 @@ def _draw(random: Random, split: str, form: Template) -> dict[str, tuple[str, st
         "surname": surname,
         "given": given,
         "name": f"{given} {surname}",
-        "number": _code(random, 2, 7),
-        "id": _code(random, 2, 7),
+        "number": code(random, 2, 7),
+        "id": code(random, 2, 7),
         "nationality": state,
         "country": country,
         "sex": pick(random, "FM"),
         "birthplace": birthplace,
         "authority": authority,
         "city": city,
-        "personal": _code(random, 1, 8),
+        "personal": code(random, 1, 8),
         "street": road + pick(random, ("straße ", " Street ", "gata ", " Road ", "laan ", "vej ")) + _house(random),
-        "postcode": pick(random, ("{}", "{}", "D-{}", "L-{}")).format(_digits(random, 5)),
-        "account": _digits(random, 3) + " " + _digits(random, 4),
+        "postcode": pick(random, ("{}", "{}", "D-{}", "L-{}")).format(digits(random, 5)),
+        "account": digits(random, 3) + " " + digits(random, 4),
         "supplier": f"{firm} {pick(random, ('Energy', 'Stadtwerke', 'Water', 'Gaz', 'Power'))}",
         "employer": f"{works} {pick(random, ('Ltd', 'GmbH', '& Co', 'SA', 'AB'))}",
         "job": pick(random, OCCUPATIONS),
         "email": f"{_plain(given)[:1]}.{_plain(surname)}@example.{pick(random, ('com', 'org', 'net'))}",
-        "replaced": _code(random, 2, 7),
+        "replaced": code(random, 2, 7),
         "officer": f"{other_given} {other_surname}",
         "guardian": f"{third_given} {third_surname}",
     }
@@ -140,7 +140,7 @@ def _draw(random: Random, split: str, form: Template) -> dict[str, tuple[str, st
     values["usage"] = (str(usage), str(usage))
     prefix, local = (
         pick(random, ("+49", "+33", "+44", "+358")),
-        (_digits(random, 2), _digits(random, 3), _digits(random, 3)),
+        (digits(random, 2), digits(random, 3), digits(random, 3)),
     )
     gap = pick(random, (" ", "-", "/", "."))
     values["phone"] = (f"{prefix} {gap.join(local)}", json.dumps(prefix + "".join(local)))
@@ -190,14 +190,6 @@ def schema(kind_name: str, fields: int, zone: str) -> dict[str, Any]:
         "required": list(properties),
         "additionalProperties": False,
     }
-
-
-def _code(random: Random, letters: int, digits: int) -> str:
-    return "".join(pick(random, "ABCDEFGHKLMNPRSTUVWXYZ") for _ in range(letters)) + _digits(random, digits)
-
-
-def _digits(random: Random, count: int) -> str:
-    return "".join(pick(random, "0123456789") for _ in range(count))
 
 
 def _house(random: Random) -> str:

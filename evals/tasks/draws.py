@@ -38,3 +38,13 @@ def day(random: Random, first_year: int, last_year: int) -> date:
     return date.fromordinal(
         pick(random, range(date(first_year, 1, 1).toordinal(), date(last_year + 1, 1, 1).toordinal()))
     )
+
+
+def digits(random: Random, count: int) -> str:
+    """`count` decimal digits."""
+    return "".join(pick(random, "0123456789") for _ in range(count))
+
+
+def code(random: Random, letters: int, numbers: int) -> str:
+    """A document's number: capital letters that no digit looks like, then digits."""
+    return "".join(pick(random, "ABCDEFGHKLMNPRSTUVWXYZ") for _ in range(letters)) + digits(random, numbers)

@@ -7,6 +7,7 @@ dates put the day first, every amount has two decimals, and every date, name, am
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import unicodedata
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from functools import cache
 from random import Random
 from typing import Any
 
+from evals.tasks import kyc_kinds
 from evals.tasks.draws import day, distinct, pick, shuffled
-from evals.tasks.pools import CITIES, COUNTRIES, FIRST_NAMES, OCCUPATIONS, SURNAMES, values_for
+from evals.tasks.pools import COUNTRIES, FIRST_NAMES, OCCUPATIONS, open_values
+from evals.tasks.spellings import AMOUNT_SPELLINGS, DATE_SPELLINGS, number_literal
 from evals.tasks.task import Example, Knobs, Task, knob
 
 # Key -> (phrasings a template of train, dev and test may use; phrasings kept for the split `unseen_templates`).
@@ -100,27 +103,7 @@ TOWN_ENDINGS = ("", "", "", "", "by", "dorf", "field", "ford", "ham", "holm", "t
 LAYOUTS = (("\n", ""), ("; ", ""), (". ", "."), (" | ", ""), (", ", ""))  # (between two phrases, after the last one)
 TRAIN_TEMPLATES = 128
 UNSEEN_TEMPLATES = 32
-
-MONTHS = (
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
-)
-DATE_SPELLINGS: tuple[Callable[[date], str], ...] = (
-    lambda on: f"{on.day} {MONTHS[on.month - 1]} {on.year}",
-    lambda on: f"{on.day} {MONTHS[on.month - 1][:3]} {on.year}",
-    lambda on: f"{MONTHS[on.month - 1]} {on.day}, {on.year}",
-    lambda on: f"{on.day:02}/{on.month:02}/{on.year}",
-    lambda on: f"{on.day:02}.{on.month:02}.{on.year}",
-    lambda on: on.isoformat(),
-)
-# Amounts are whole cents, so that no rounding comes between the text and the answer.
-AMOUNT_SPELLINGS: tuple[Callable[[int], str], ...] = (
-    lambda cents: f"EUR {cents // 100:,}.{cents % 100:02}",
-    lambda cents: f"€{cents // 100:,}.{cents % 100:02}",
-    lambda cents: f"{cents // 100:,}".replace(",", ".") + f",{cents % 100:02} EUR",
-    lambda cents: f"{cents // 100},{cents % 100:02} €",
-    lambda cents: f"{cents // 100}.{cents % 100:02} euros",
-)
+KIND_NAMES = ("form", *kyc_kinds.KINDS)
 
 
 @dataclass(frozen=True)
@@ -130,6 +113,8 @@ class KycKnobs(Knobs):
     fields: int = knob(8, range(6, 11), "fields in every document and answer")
     decoys: int = knob(2, range(5), "statements in every document that must not be extracted")
     templates: int = knob(TRAIN_TEMPLATES, range(1, TRAIN_TEMPLATES + 1), "templates of train, dev and test")
+    kind: str = knob("form", (*KIND_NAMES, "mixed"), "the kind of document; in `mixed` any of them, row by row")
+    mrz: str = knob("read", ("read", "verify", "write"), "what to do with a passport's machine-readable zone")
 
 
 @dataclass(frozen=True)
@@ -158,14 +143,17 @@ def template(unseen: bool, number: int) -> Template:
     )
 
 
-@cache
-def open_values(split: str) -> tuple[list[str], list[str]]:
-    """(surnames, cities) that a split may use; no two of train, dev and test share one."""
-    return values_for(SURNAMES, split), values_for(CITIES, split)
-
-
 def make(split: str, row: int, seed: int, knobs: KycKnobs) -> Example:
     """Row `row` of a split. At one seed it is about the same person whatever the knobs, so that settings compare."""
+    kind = pick(Random(f"kyc mixed {split} seed {seed} row {row}"), KIND_NAMES) if knobs.kind == "mixed" else knobs.kind
+    if kind != "form":
+        options = {"fields": knobs.fields, "decoys": knobs.decoys, "templates": knobs.templates}
+        prompt, response, template_name = kyc_kinds.write(kind, split, row, seed, **options, zone=knobs.mrz)
+        return Example(prompt, response, template_name, split)
+    return _make_form(split, row, seed, knobs)
+
+
+def _make_form(split: str, row: int, seed: int, knobs: KycKnobs) -> Example:
     random = Random(f"kyc {split} seed {seed} row {row}")
     unseen = split == "unseen_templates"
     form = template(unseen, pick(random, range(UNSEEN_TEMPLATES if unseen else knobs.templates)))
@@ -191,7 +179,7 @@ def make(split: str, row: int, seed: int, knobs: KycKnobs) -> Example:
     }
     dates = {"born": born.isoformat(), "issued": issued.isoformat(), "expires": expires.isoformat()}
     answers = {key: json.dumps(text, ensure_ascii=False) for key, text in (texts | dates).items()}
-    answers["income"] = f"{income // 100}.{income % 100:02}"
+    answers["income"] = number_literal(income)
     decoys = {
         "officer": officer,
         "referee": referee,
@@ -213,6 +201,10 @@ def make(split: str, row: int, seed: int, knobs: KycKnobs) -> Example:
 
 def schema(knobs: KycKnobs) -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of the answer."""
+    if knobs.kind == "mixed":
+        return {"anyOf": [schema(dataclasses.replace(knobs, kind=kind)) for kind in KIND_NAMES]}
+    if knobs.kind != "form":
+        return kyc_kinds.schema(knobs.kind, knobs.fields, knobs.mrz)
     text = {"type": "string", "minLength": 1}
     date_text = {"type": "string", "format": "date", "pattern": r"^\d{4}-\d{2}-\d{2}$"}
     special = {

@@ -6,6 +6,7 @@ change with that library's version. Every list is in NFC.
 
 from __future__ import annotations
 
+from functools import cache
 from zlib import crc32
 
 
@@ -186,6 +187,12 @@ nurse painter pharmacist photographer physicist pilot plumber potter printer pro
 secretary shepherd shoemaker singer solicitor surgeon surveyor tailor teacher technician translator vet violinist
 waiter watchmaker weaver welder writer zoologist
 """)
+
+
+@cache
+def open_values(split: str) -> tuple[list[str], list[str]]:
+    """(surnames, cities) that a split may use; no two of train, dev and test share one."""
+    return values_for(SURNAMES, split), values_for(CITIES, split)
 
 
 def values_for(pool: list[str], split: str) -> list[str]:

@@ -73,7 +73,7 @@ def test_make_data_writes_the_rows_of_the_generator(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     made = json.loads(out)
-    assert made["knobs"] == {"fields": 6, "decoys": 1, "templates": 128}
+    assert made["knobs"] == {"fields": 6, "decoys": 1, "templates": 128, "kind": "form", "mrz": "read"}
     assert made["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     lines = path.read_text(encoding="utf-8").split("\n")
     expected = KYC.generate("test", 20, 5, KYC.knobs(fields=6, decoys=1))

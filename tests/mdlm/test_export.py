@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from mdlm import load_checkpoint, save_checkpoint
 from mdlm.errors import run_command
-from mdlm.export import main
+from mdlm.export import main, save_qwen3
 from mdlm.qwen3 import load_qwen3
 from sample import AutoregressiveConfig, decode
 
@@ -81,6 +81,19 @@ def test_greedy_text_is_the_same(export, qwen_tokenizer, shape):
         assert one[:length] == other[:length]
         text = their_tokenizer.decode(other[:length], skip_special_tokens=True)
         assert qwen_tokenizer.decode(one[:length]) == text
+
+
+@torch.no_grad()
+def test_greedy_text_holds_no_mask_token_however_likely(random_model, qwen_tokenizer, tmp_path):
+    model, prompt = random_model(tie_embeddings=False), [qwen_tokenizer.begin_id, *qwen_tokenizer.encode("the cat")]
+    prompt_BL, rows_VD = torch.tensor([prompt]), model.lm_head.weight
+    rows_VD[qwen_tokenizer.mask_id] = 2 * rows_VD[model(prompt_BL)[0, -1].argmax()]
+    save_qwen3(tmp_path / "out", model, qwen_tokenizer)
+    theirs = Qwen3ForCausalLM.from_pretrained(tmp_path / "out")
+    assert theirs(prompt_BL).logits[0, -1].argmax() == qwen_tokenizer.mask_id
+    ours = decode(model, [prompt], AutoregressiveConfig(max_new_tokens=8)).tokens_BL[0].tolist()
+    assert theirs.generate(prompt_BL, max_new_tokens=8)[0].tolist() == ours
+    assert qwen_tokenizer.mask_id not in ours
 
 
 def test_the_tokenizer_in_transformers_gives_our_ids(export, qwen_tokenizer):

@@ -61,7 +61,13 @@ def make_data(argv: list[str]) -> None:
 
 
 def write_rows(path: Path, examples: Iterable[Example]) -> str:
-    """Writes JSON Lines of prompt, response and template; returns their SHA-256.
+    """Writes JSON Lines of prompt, response and template; returns their SHA-256."""
+    names = ("prompt", "response", "template")
+    return write_lines(path, ({name: getattr(example, name) for name in names} for example in examples))
+
+
+def write_lines(path: Path, rows: Iterable[dict[str, str]]) -> str:
+    """Writes rows as JSON Lines; returns their SHA-256.
 
     The file appears whole or not at all: an interrupted run leaves an older file of that name as it was.
     """
@@ -72,8 +78,7 @@ def write_rows(path: Path, examples: Iterable[Example]) -> str:
     digest = hashlib.sha256()
     try:
         with unfinished.open("wb") as file:
-            for example in examples:
-                row = {"prompt": example.prompt, "response": example.response, "template": example.template}
+            for row in rows:
                 line = (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8")
                 digest.update(line)
                 file.write(line)

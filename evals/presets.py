@@ -24,7 +24,7 @@ from rich.table import Table
 from evals.machine import DTYPES
 from evals.metrics import score_document, summarize
 from evals.records import make_record, save_record
-from evals.report import COLORS
+from evals.report_figures import COLORS
 from evals.statistics import share_interval
 from evals.systems import GREEDY, Arm, Setting
 from mdlm.checkpoint import resolve_checkpoint

@@ -155,6 +155,7 @@ class Arm:
             "useful_tokens_per_second_of_repeats": rates,
             "seconds_p50": median(ordered),
             "seconds_p90": ordered[int(0.9 * (len(ordered) - 1))],
+            "seconds_p99": ordered[int(0.99 * (len(ordered) - 1))],
             "rows": len(rows),
             "repeats": repeats,
             "useful_tokens": tokens,

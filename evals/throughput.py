@@ -24,7 +24,7 @@ from rich.table import Table
 from evals.batching import STATIC, TWIN, Contender, measure, predicted_crossover, ways
 from evals.machine import DTYPES, measure_floor
 from evals.records import make_record, read_record, save_record
-from evals.report import COLORS
+from evals.report_figures import COLORS
 from evals.speed_parts import ANSWER, BLOCK, PASSES, PROMPT, SHAPES, Session, model_config
 from evals.systems import GREEDY, Arm, Setting, sweep
 from mdlm.checkpoint import resolve_checkpoint

@@ -1,0 +1,124 @@
+"""The claims about masked diffusion under test, each judged by what a comparison's records say.
+
+A claim is confirmed or refuted only where an interval decides it; everything else is not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from evals.records import read_record
+from evals.report_data import TWIN
+
+Row = dict[str, Any]
+CONFIRMED, REFUTED, NOT_SHOWN = "confirmed", "refuted", "not shown"
+STRUCTURED = ("structured", "real")
+COMPARABLE = 0.85
+"""Share of the twin's exact match under which an arm's speed is no answer to the same question."""
+LOSSLESS = (2.0, 4.0)
+"""What lossless speculation is said to give the autoregressive side, as a factor of tokens a second."""
+LITTLE = 0.05
+"""Under this score the twin itself has not learned a task, and a ratio to it says nothing."""
+
+
+def judge(summary: Row, folder: Path) -> list[dict[str, str]]:
+    """One row a claim: the claim, its verdict, what decides it, and the record behind."""
+    rows = [
+        *_quality(summary),
+        _speed(summary),
+        _batching(folder / "throughput.json"),
+        _speculation(folder / "speculation.json"),
+        _row(
+            "effective cost = node cost ÷ (throughput × utilisation), fallback included", NOT_SHOWN, "not measured here"
+        ),
+        _row("with long inputs and short outputs prefill eats the gain", NOT_SHOWN, "not measured here"),
+    ]
+    return rows
+
+
+def _row(claim: str, verdict: str, evidence: str, record: str = "—") -> dict[str, str]:
+    return {"claim": claim, "verdict": verdict, "evidence": evidence, "record": record}
+
+
+def _best(summary: Row, groups: Iterable[str]) -> list[Row]:
+    """The better diffusion arm of each group whose twin has learned something."""
+    best = []
+    for group in groups:
+        rows = [row for row in summary["groups"] if row["group"] == group and "to_twin" in row]
+        rows = [row for row in rows if row["to_twin"]["reference"] >= LITTLE and row["to_twin"]["interval"]]
+        if rows:
+            best.append(max(rows, key=lambda row: row["to_twin"]["ratio"]))
+    return best
+
+
+def _evidence(rows: list[Row]) -> str:
+    texts = []
+    for row in rows:
+        low, high = row["to_twin"]["interval"]
+        texts.append(
+            f"{row['group']}: {row['arm'].replace('_', ' ')} {row['to_twin']['ratio']:.2f} [{low:.2f}, {high:.2f}]"
+        )
+    return "; ".join(texts) or "no group in which the twin has learned the tasks and a diffusion arm scores"
+
+
+def _quality(summary: Row) -> Iterable[dict[str, str]]:
+    structured = _best(summary, STRUCTURED)
+    verdict = NOT_SHOWN
+    if structured and all(row["to_twin"]["interval"][0] >= COMPARABLE for row in structured):
+        verdict = CONFIRMED
+    elif any(row["to_twin"]["interval"][1] < COMPARABLE for row in structured):
+        verdict = REFUTED
+    claim = "diffusion reaches 0.85 or more of its twin's exact match on structured output"
+    yield _row(claim, verdict, _evidence(structured), "*/test-frozen.json")
+    reasoning = _best(summary, ("reasoning",))
+    verdict = NOT_SHOWN
+    if reasoning:
+        low, high = reasoning[0]["to_twin"]["interval"]
+        verdict = CONFIRMED if low >= 0.85 and high <= 0.95 else REFUTED if high < 0.85 or low > 0.95 else NOT_SHOWN
+    yield _row("5 to 15 % behind on reasoning", verdict, _evidence(reasoning), "*/test-frozen.json")
+
+
+def _speed(summary: Row) -> dict[str, str]:
+    """Ten times the tokens a second, on every task where an arm's quality is comparable."""
+    quality = {
+        (row["arm"], row["task"]): row.get("to_twin", {}).get("ratio") or 0.0 for row in summary["quality"]["test"]
+    }
+    found = []
+    for row in summary["speed"]:
+        mode = "compiled" if "compiled" in row else "eager"
+        comparable = quality.get((row["arm"], row["task"]), 0.0) >= COMPARABLE
+        if row["arm"] != TWIN and comparable and "to_twin" in row[mode]:
+            found.append((row[mode]["to_twin"], f"{row['task']}: {row['arm'].replace('_', ' ')}, {mode}"))
+    claim = "ten times the tokens per second at one stream, at comparable quality"
+    if not found:
+        return _row(claim, NOT_SHOWN, "no arm of comparable quality")
+    best = max(found)
+    verdict = CONFIRMED if min(found)[0] >= 10 else REFUTED if best[0] < 10 else NOT_SHOWN
+    return _row(claim, verdict, f"at most {best[0]:.1f} times ({best[1]})", "*/speed-*.json")
+
+
+def _batching(path: Path) -> dict[str, str]:
+    claim = "the advantage vanishes with batching"
+    if not path.exists():
+        return _row(claim, NOT_SHOWN, "run `python -m evals throughput` into this folder")
+    result = read_record(path)["result"]
+    ends = {way: found["crossover"]["batch"] for way, found in result["against_queue"].items()}
+    texts = [
+        f"{way.replace('_', ' ')}: {'none within the sweep' if at is None else f'at {at:.0f} rows'}"
+        for way, at in ends.items()
+    ]
+    verdict = CONFIRMED if ends and all(at is not None for at in ends.values()) else NOT_SHOWN
+    return _row(claim, verdict, "; ".join(texts), path.name)
+
+
+def _speculation(path: Path) -> dict[str, str]:
+    claim = "lossless speculation gives the autoregressive side a factor of 2 to 4"
+    if not path.exists():
+        return _row(claim, NOT_SHOWN, "run `python -m evals speculation` into this folder")
+    ways = [way for way in read_record(path)["result"] if way["drafter"] != "plain"]
+    best = max(ways, key=lambda way: way["faster_than_plain"])
+    factor = best["faster_than_plain"]
+    verdict = CONFIRMED if LOSSLESS[0] <= factor <= LOSSLESS[1] else REFUTED
+    return _row(claim, verdict, f"{factor:.2f} with {best['drafter']}, {best['draft_length']} guesses", path.name)

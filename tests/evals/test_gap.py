@@ -193,7 +193,7 @@ def test_speculation_is_measured_beside_plain_decoding_of_the_same_rows(compared
 
 
 def test_throughput_is_that_of_the_arms_at_their_frozen_settings(compared, tmp_path, capsys):
-    words = ["--rows", "3", "--batch-size", "1", "2", "--repeats", "1", "--dtype", "fp32", "--device", "cpu"]
+    words = ["--rows", "2", "--batch-size", "1", "2", "--repeats", "1", "--dtype", "fp32", "--device", "cpu"]
     assert throughput([str(compared), *words, "--json", "--out", str(tmp_path)]) == 0
     line = json.loads(capsys.readouterr().out)
     assert json.loads((tmp_path / "throughput.json").read_text()) == line

@@ -178,6 +178,8 @@ def print_result(record: dict[str, Any], console: Console) -> None:
         if "predicted_batch" in summary:
             line += f"; a roofline says {summary['predicted_batch']:.1f}"
         console.print(line, highlight=False, soft_wrap=True)
+    if differ := max(cell["differs_from_first_batch_size"] for cell in result["cells"]):
+        console.print(f"Up to {differ:.1%} of a way's texts differ between batch sizes (rounding).", highlight=False)
     quality = "; ".join(
         f"{_title(arm)} exact {found['exact']:.3f}" for arm, found in settings["quality_on_test"].items()
     )

@@ -111,6 +111,7 @@ def test_idle_slots_are_those_without_a_row(measured):
 def test_the_table_shows_rates_ratios_and_where_the_lead_ends(measured):
     record = json.loads(json.dumps(measured[0]))
     record["result"]["against_queue"]["block_diffusion"]["crossover"] = crossover([1, 2], [2.0, 0.5])
+    record["result"]["cells"][0]["differs_from_first_batch_size"] = 0.25
     buffer = io.StringIO()
     print_result(record, Console(file=buffer, width=160))
     text = buffer.getvalue()
@@ -118,6 +119,7 @@ def test_the_table_shows_rates_ratios_and_where_the_lead_ends(measured):
         assert f"{cell['tokens_per_second']:,.0f}" in text
     assert "equal at batch 1.4, between batch 1 and 2" in text
     assert "a roofline says" in text
+    assert "25.0% of a way's texts differ" in text
 
 
 @pytest.mark.parametrize(

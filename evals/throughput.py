@@ -46,16 +46,15 @@ def main(argv: list[str]) -> int:
     options = _parse(argv)
     keep_large_buffers()
     torch.set_num_threads(options.threads)
-    torch._dynamo.config.recompile_limit = MOST_COMPILED
-    torch._dynamo.config.accumulated_recompile_limit = 8 * MOST_COMPILED
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
     contenders, prompts, quality = _of_run(options) if options.run else _of_shape(options)
     sizes = sorted(set(options.batch_size))
     if len(prompts) < sizes[-1]:
         raise UserError(f"{len(prompts)} prompts do not fill a batch of {sizes[-1]}; lower --batch-size, raise --rows")
     calls = len(sizes) * len(ways(contenders, options.compile)) * (1 + options.repeats)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    limits: dict[str, Any] = {"recompile_limit": MOST_COMPILED, "accumulated_recompile_limit": 8 * MOST_COMPILED}
+    compiler = torch._dynamo.config.patch(**limits, fail_on_recompile_limit_hit=True)
+    with compiler, Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"decodes of {len(prompts)} prompts", total=calls)
         result = measure(contenders, prompts, sizes, repeats=options.repeats, compiled=options.compile,
                          device=options.device, advance=partial(progress.advance, task))  # fmt: skip
@@ -171,20 +170,23 @@ def print_result(record: dict[str, Any], console: Console) -> None:
     console.print(table)
     for way, summary in result["against_queue"].items():
         cross, best = summary["crossover"], summary["best_to_best"]["median"]
-        where = f"{cross['batch']:.1f} ({cross['why']})" if cross["batch"] else cross["why"]
-        predicted = f", a roofline says {summary['predicted_batch']:.1f}" if "predicted_batch" in summary else ""
-        console.print(
-            f"{_title(way)}: equal to the queue at batch {where}{predicted}; best batch against best batch "
-            f"({result['best_batch'][way]} and {result['best_batch'][TWIN]}): {best:.2f}",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        line = f"{_title(way)}: best batch against the queue's best, {result['best_batch'][way]} and "
+        line += f"{result['best_batch'][TWIN]}: {best:.2f}"
+        if way != STATIC:
+            line += f"; equal at batch {cross['batch']:.1f}, " if cross["batch"] else "; crossover: "
+            line += cross["why"]
+        if "predicted_batch" in summary:
+            line += f"; a roofline says {summary['predicted_batch']:.1f}"
+        console.print(line, highlight=False, soft_wrap=True)
+    if differ := max(cell["differs_from_first_batch_size"] for cell in result["cells"]):
+        console.print(f"Up to {differ:.1%} of a way's texts differ between batch sizes (rounding).", highlight=False)
     quality = "; ".join(
         f"{_title(arm)} exact {found['exact']:.3f}" for arm, found in settings["quality_on_test"].items()
     )
     mode = "compiled" if settings["compiled"] else "eager"
     console.print(
         f"{settings['prompts']} prompts of {settings['run'] or 'shape ' + settings['shape']}, {settings['dtype']}, "
-        f"{mode}, {settings['repeats']} rounds, medians. {quality and 'On test: ' + quality + '.'}",
+        f"{mode}, medians of {settings['repeats']}. {quality and 'On test: ' + quality + '.'}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
 

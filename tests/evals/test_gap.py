@@ -13,6 +13,7 @@ from evals.gap import main
 from evals.memory import main as memory
 from evals.presets import main as presets
 from evals.speculation import main as speculation
+from evals.throughput import main as throughput
 from mdlm.errors import UserError, run_command
 from sample.presets import PRESETS
 
@@ -191,8 +192,22 @@ def test_speculation_is_measured_beside_plain_decoding_of_the_same_rows(compared
         assert way["passes"] - way["draft_passes"] <= result[0]["passes"]
 
 
+def test_throughput_is_that_of_the_arms_at_their_frozen_settings(compared, tmp_path, capsys):
+    words = ["--rows", "2", "--batch-size", "1", "2", "--repeats", "1", "--dtype", "fp32", "--device", "cpu"]
+    assert throughput([str(compared), *words, "--json", "--out", str(tmp_path)]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "throughput.json").read_text()) == line
+    for arm, decoder in line["settings"]["decoders"].items():
+        frozen = records(compared)[f"{arm}-seed0/test-frozen"]["result"]
+        assert decoder["setting"] == frozen["setting"]
+        assert decoder["decoder"] == (None if arm == "autoregressive" else frozen["decoder"])
+        assert line["settings"]["quality_on_test"][arm]["exact"] == frozen["exact"]
+    tokens = {(cell["way"], cell["batch"]): cell["tokens"] for cell in line["result"]["cells"]}
+    assert tokens["autoregressive, queue", 2] == tokens["autoregressive, static batches", 1]
+
+
 def test_a_folder_that_holds_no_comparison_is_refused(tmp_path, capsys):
-    for command in (presets, speculation):
+    for command in (presets, speculation, throughput):
         assert run_command(command, [str(tmp_path)]) == 2
         assert "evals gap" in capsys.readouterr().err
 

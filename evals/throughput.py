@@ -12,6 +12,7 @@ import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, get_args
 
 import matplotlib
@@ -80,7 +81,11 @@ def _of_run(options: argparse.Namespace) -> tuple[dict[str, Contender], list[lis
                 raise UserError(f"{folder}: no such arm; every ratio is taken to it")
             continue
         arm = Arm(resolve_checkpoint(folder), dtype=DTYPES[options.dtype], device=options.device)
-        frozen = read_record(options.run / "records" / folder.name / "test-frozen.json")["result"]
+        found = sorted((options.run / "records" / folder.name).glob("*/test-frozen.json"))
+        if not found:
+            raise UserError(f"{options.run} has no record of {folder.name} on test; let `evals gap` finish first")
+        of_tasks = [read_record(path)["result"] for path in found]
+        frozen = of_tasks[0]  # one setting for all tasks
         known = {made.name: made for made in sweep(name, arm.model.config.block_length, arm.response_columns)}
         if frozen["setting"] not in known:
             raise UserError(
@@ -88,7 +93,7 @@ def _of_run(options: argparse.Namespace) -> tuple[dict[str, Contender], list[lis
             )
         setting = known[frozen["setting"]]
         contenders[name] = Contender(arm.model, setting, arm.prompt_columns, arm.response_columns)
-        quality[name] = {"exact": frozen["exact"], "leaf_values_right": frozen["leaf_values_right"]}
+        quality[name] = {score: fmean(result[score] for result in of_tasks) for score in ("exact", "leaf_values_right")}
         if not prompts:
             with (options.run / "data" / f"{options.split}.jsonl").open() as lines:
                 rows = [json.loads(line)["prompt"] for line, _ in zip(lines, range(options.rows), strict=False)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evals.gap import _frozen
+from evals.gap import frozen_index
 
 
 def result(leaves: float, exact: float, passes: float) -> dict[str, float]:
@@ -10,8 +10,8 @@ def result(leaves: float, exact: float, passes: float) -> dict[str, float]:
 
 
 def test_the_fewest_passes_near_the_best_are_taken():
-    assert _frozen([result(0.99, 0.95, 99), result(0.99, 0.945, 20), result(0.95, 0.80, 10)]) == 1
+    assert frozen_index([result(0.99, 0.95, 99), result(0.99, 0.945, 20), result(0.95, 0.80, 10)]) == 1
 
 
 def test_where_no_document_is_exact_leaf_values_decide():
-    assert _frozen([result(0.60, 0.0, 99), result(0.595, 0.0, 50), result(0.01, 0.0, 10)]) == 1
+    assert frozen_index([result(0.60, 0.0, 99), result(0.595, 0.0, 50), result(0.01, 0.0, 10)]) == 1

@@ -55,11 +55,18 @@ def compared(tmp_path_factory) -> Path:
 
 
 def records(folder: Path) -> dict[str, dict]:
-    return {f"{path.parent.name}/{path.stem}": json.loads(path.read_text()) for path in folder.glob("records/*/*.json")}
+    """`ARM-seedN/NAME` -> record of a comparison of one task; with several, `ARM-seedN/TASK/NAME`."""
+    found = {path.relative_to(folder / "records"): path for path in folder.glob("records/*/*/*.json")}
+    one = len({path.parts[1] for path in found}) == 1
+    return {
+        f"{path.parts[0]}/{path.stem}" if one else str(path.with_suffix("")): json.loads(full.read_text())
+        for path, full in found.items()
+    }
 
 
 def test_the_report_its_figure_and_a_record_for_each_cell_are_written(compared):
-    assert {"report.md", "report.txt", "quality_passes.png", "summary.json"} <= {p.name for p in compared.iterdir()}
+    written = {"report.md", "report.html", "report.txt", "quality_passes.png", "tasks.png", "summary.json"}
+    assert written <= {path.name for path in compared.iterdir()}
     found = records(compared)
     for arm in ("autoregressive", "masked_diffusion", "block_diffusion"):
         assert {f"{arm}-seed0/test-frozen", f"{arm}-seed0/unseen_templates-frozen", f"{arm}-seed0/speed-eager"} <= set(
@@ -80,12 +87,61 @@ def test_the_twins_had_equal_parameters_tokens_and_steps_and_the_report_prints_t
 
 
 def test_every_number_of_the_tables_stands_in_a_record(compared):
-    arms = {arm["arm"]: arm for arm in json.loads((compared / "summary.json").read_text())["arms"]}
+    summary = json.loads((compared / "summary.json").read_text())
+    rows = {row["arm"]: row for row in summary["quality"]["test"]}
     for name, record in records(compared).items():
         if name.endswith("/test-frozen"):
-            ours = arms[name.split("-seed")[0]]["test"]
+            ours = rows[name.split("-seed")[0]]
             assert ours["exact"] == record["result"]["exact"]
             assert ours["total_passes"] == record["result"]["total_passes"]
+
+
+SUITE = {
+    "kyc": {"name": "kyc", "knobs": {"fields": "6", "decoys": "0"}, "train_rows": 40, "dev_rows": 3, "test_rows": 4},
+    "sql": {"name": "sql", "train_rows": 40, "dev_rows": 3, "test_rows": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("suite")
+    few = [{"prompt": f"City: Rom{n}", "response": f'{{"city":"Rom{n}"}}'} for n in range(60)]
+    (folder / "towns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in few))
+    towns = {"file": str(folder / "towns.jsonl"), "train_rows": 70, "dev_rows": 3, "test_rows": 4}
+    words = [f"--output={folder / 'run'}", "--seeds=[0,1]", f"--tasks={json.dumps(SUITE | {'towns': towns})}"]
+    assert main([str(ROOT / "configs" / "gap" / "demo.yaml"), *words, *TINY]) == 0
+    return folder / "run"
+
+
+def test_one_model_of_each_arm_learns_all_tasks_of_a_suite_and_each_is_measured_apart(suite):
+    rows = [json.loads(line) for line in (suite / "data" / "train.jsonl").open()]
+    assert {task: sum(row["task"] == task for row in rows) for task in ("kyc", "sql", "towns")} == {
+        "kyc": 40,
+        "sql": 40,
+        "towns": 70,
+    }
+    assert {row["task"] for row in rows[:20]} == {"kyc", "sql", "towns"}  # mixed, not one behind the other
+    assert len(list(suite.glob("*-seed*"))) == 6
+    found = records(suite)
+    for arm in ("autoregressive", "masked_diffusion", "block_diffusion"):
+        for seed in (0, 1):
+            cells = {name: found[f"{arm}-seed{seed}/{name}/test-frozen"] for name in ("kyc", "sql", "towns")}
+            assert len({cell["result"]["setting"] for cell in cells.values()}) == 1  # one setting, not one a task
+            assert [cell["settings"]["group"] for cell in cells.values()] == ["structured", "structured", "real"]
+
+
+def test_the_report_of_a_suite_has_groups_seeds_and_claims(suite):
+    summary = json.loads((suite / "summary.json").read_text())
+    assert [(row["group"], row["tasks"]) for row in summary["groups"][::3]] == [
+        ("structured", ["kyc", "sql"]),
+        ("real", ["towns"]),
+    ]
+    for row in summary["quality"]["test"]:
+        assert list(row["exact_of_seeds"]) == ["0", "1"]
+    assert {claim["verdict"] for claim in summary["claims"]} == {"not shown"}  # nothing was learned in three steps
+    page = (suite / "report.html").read_text()
+    assert "http" not in page.replace("http-equiv", "")
+    assert page.count("<table>") == len((suite / "report.md").read_text().split("\n## ")) - 2
 
 
 def test_a_second_call_trains_and_measures_nothing_again(compared):
@@ -96,9 +152,9 @@ def test_a_second_call_trains_and_measures_nothing_again(compared):
 
 
 def test_a_deleted_record_is_computed_again_alone_and_comes_out_equal(compared):
-    path = compared / "records" / "block_diffusion-seed0" / "test-frozen.json"
+    path = compared / "records" / "block_diffusion-seed0" / "kyc" / "test-frozen.json"
     before = json.loads(path.read_text())["result"]
-    others = {p: p.stat().st_mtime_ns for p in compared.glob("records/*/*.json") if p != path}
+    others = {p: p.stat().st_mtime_ns for p in compared.glob("records/*/*/*.json") if p != path}
     path.unlink()
     config = str(ROOT / "configs" / "gap" / "demo.yaml")
     main([config, f"--output={compared}", "--task.train_rows=60", *TINY])

@@ -204,6 +204,7 @@ def test_the_readmes_commands_run(tmp_path, monkeypatch):
         extra = []
         if "-m evals gap" in command:
             extra = [*TINY, "--train.data.prompt_length=400", "--task.train_rows=60", "--seeds=[0]"]
+            extra += [f"--tasks={json.dumps(SUITE)}"] if "h100" in command else []
         elif "-m train" in command:
             extra = [f"--{option}" for option in training]
         run(command, extra)

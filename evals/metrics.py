@@ -26,9 +26,10 @@ Path = tuple[str | int, ...]  # names of objects and indices of arrays, from the
 
 @dataclass(frozen=True)
 class DocumentScore:
-    """`exact` implies `keys_right`, which implies `parses`; `leaf_values_right` is 0 when the output does not parse.
+    """`exact` implies `keys_right`, which implies `fits_schema`, which implies `parses`.
 
     parses: the output is one strict JSON document and white space.
+    fits_schema: it is valid under the task's JSON Schema.
     keys_right: the same names at every level, no more and no fewer.
     leaf_values_right: the share of gold's leaves that stand at the same path with the same type and value. A scalar is
         a leaf, and so is an empty array or object.
@@ -38,6 +39,7 @@ class DocumentScore:
     """
 
     parses: bool
+    fits_schema: bool
     keys_right: bool
     leaf_values_right: float
     exact: bool
@@ -57,11 +59,12 @@ def score_document(output: str, gold: str) -> DocumentScore:
     except ValueError as error:
         fenced = any(_parses(inside) for inside in _FENCE.findall(output))
         surrounded = not fenced and _document_amid_text(output)
-        return DocumentScore(False, False, 0.0, False, fenced, surrounded, f"does not parse: {error}")
+        return DocumentScore(False, False, False, 0.0, False, fenced, surrounded, f"does not parse: {error}")
 
     right = sum(_same(leaves.get(path, _MISSING), value) for path, value in gold_leaves.items())
     return DocumentScore(
         parses=True,
+        fits_schema=True,
         keys_right=keys == gold_keys,
         leaf_values_right=right / len(gold_leaves),
         exact=keys == gold_keys and right == len(gold_leaves) == len(leaves),
@@ -69,11 +72,22 @@ def score_document(output: str, gold: str) -> DocumentScore:
     )
 
 
+def plain_score(exact: bool, well_formed: bool = True, share: float | None = None, reason: str = "") -> DocumentScore:
+    """The score of an answer that is no JSON, from a task's own checker.
+
+    exact: the answer is right. well_formed: it has the form asked for, which stands for the stages up to the keys.
+    share: the part of it that is right, 0 … 1 (by default all or nothing). reason: the first thing that is wrong.
+    """
+    well_formed = well_formed or exact
+    part = float(exact) if share is None else share
+    return DocumentScore(well_formed, well_formed, well_formed, part, exact, reason="" if exact else reason or "wrong")
+
+
 def summarize(scores: Sequence[DocumentScore]) -> dict[str, float]:
     """`n` and the mean of every stage and flag. Raises `ValueError` when there is nothing to summarize."""
     if not scores:
         raise ValueError("no scores to summarize")
-    stages = ("parses", "keys_right", "leaf_values_right", "exact", "fenced", "surrounded")
+    stages = ("parses", "fits_schema", "keys_right", "leaf_values_right", "exact", "fenced", "surrounded")
     means = {stage: sum(getattr(score, stage) for score in scores) / len(scores) for stage in stages}
     return {"n": len(scores), **means}
 

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from evals.metrics import DocumentScore, score_document
 from mdlm.command import unknown
 from mdlm.errors import UserError
+
+GROUPS = ("structured", "infill", "reasoning", "real")  # the report gives one ratio to the twin for each
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,13 @@ def allowed_text(field: dataclasses.Field) -> str:
 
 @dataclass(frozen=True)
 class Task:
-    """A family of documents with one right answer each.
+    """A family of rows, each with a canonical answer, and the rule that says what else would be right.
 
     `make(split, row, seed, knobs)` is a pure function: the same four give the same row in any process, however many
-    rows are asked for. `schema(knobs)` is a JSON Schema that every response of the set fulfils.
+    rows are asked for. `schema(knobs)` is a JSON Schema that every response of the set fulfils; `schema` is None when
+    the answers are no JSON. `check(output, example)` scores an output; without one the output is compared with the
+    canonical answer as JSON. A task whose answers are no JSON needs a `check` (`evals.metrics.plain_score` makes its
+    scores); any task may have one.
     """
 
     name: str
@@ -58,8 +64,19 @@ class Task:
     group: str
     splits: tuple[str, ...]
     knobs: type[Knobs]
-    schema: Callable[[Any], dict[str, Any]]
+    schema: Callable[[Any], dict[str, Any]] | None
     make: Callable[[str, int, int, Any], Example]
+    check: Callable[[str, Example], DocumentScore] | None = None
+
+    def __post_init__(self) -> None:
+        if self.group not in GROUPS:
+            raise unknown(f"group of task {self.name}", self.group, GROUPS)
+        if self.schema is None and self.check is None:
+            raise ValueError(f"task {self.name} has neither a schema nor a checker")
+
+    def score(self, output: str, example: Example) -> DocumentScore:
+        """The stages that an output reaches: by the task's own checker, else as JSON against the canonical answer."""
+        return self.check(output, example) if self.check else score_document(output, example.response)
 
     def generate(self, split: str, rows: int, seed: int, knobs: Knobs | None = None) -> Iterator[Example]:
         """Rows 0 … `rows` - 1 of a split, in order. Raises `UserError` at once for a split the task lacks."""

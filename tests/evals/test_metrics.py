@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evals.metrics import MAX_DEPTH, DocumentScore, parse_strictly, score_document, summarize
+from evals.metrics import MAX_DEPTH, DocumentScore, parse_strictly, plain_score, score_document, summarize
 from mdlm.errors import UserError
 
 GOLD = '{"name":"Ada","born":"1984-03-03","income":1234.50}'
@@ -32,7 +32,7 @@ def parses(output):
 
 
 def test_gold_is_exact():
-    assert score_document(GOLD, GOLD) == DocumentScore(True, True, 1.0, True)
+    assert score_document(GOLD, GOLD) == DocumentScore(True, True, True, 1.0, True)
 
 
 def test_a_wrong_leaf_costs_its_share_and_exactness_only():
@@ -85,7 +85,7 @@ def test_any_document_is_exactly_itself_however_it_is_spelled(document):
     except ValueError as error:
         assert "duplicate" in str(error)  # noqa: PT017 — two names of one object that are the same text in NFC
         return
-    assert score_document(json.dumps(document, indent=2), gold) == DocumentScore(True, True, 1.0, True)
+    assert score_document(json.dumps(document, indent=2), gold) == DocumentScore(True, True, True, 1.0, True)
 
 
 @given(st.text(), json_values)
@@ -290,9 +290,18 @@ def test_the_summary_is_the_mean_of_every_stage():
     summary = summarize([score_document(output, GOLD) for output in outputs])
     assert summary["leaf_values_right"] == pytest.approx((1 + 2 / 3) / 4)
     del summary["leaf_values_right"]
-    assert summary == {"n": 4, "parses": 0.5, "keys_right": 0.5, "exact": 0.25, "fenced": 0.25, "surrounded": 0.0}
+    stages = {"parses": 0.5, "fits_schema": 0.5, "keys_right": 0.5, "exact": 0.25}
+    assert summary == {"n": 4, **stages, "fenced": 0.25, "surrounded": 0.0}
 
 
 def test_there_is_no_summary_of_nothing():
     with pytest.raises(ValueError, match="no scores"):
         summarize([])
+
+
+def test_an_answer_that_is_no_json_passes_the_stages_by_its_form():
+    assert plain_score(True) == DocumentScore(True, True, True, 1.0, True)
+    assert plain_score(False, share=0.5, reason="3 is given twice").leaf_values_right == 0.5
+    assert plain_score(False).reason == "wrong"
+    malformed = plain_score(False, well_formed=False)
+    assert not (malformed.parses or malformed.fits_schema or malformed.keys_right)

@@ -29,7 +29,8 @@ from mdlm.command import CommandParser
 from mdlm.cpu import keep_large_buffers
 from mdlm.errors import UserError
 from sample import AutoregressiveConfig, Generation, decode
-from sample.speculative import DraftModel, PromptLookup, Speculation, decode_speculatively
+from sample.drafters import DraftModel, PromptLookup
+from sample.speculative import Speculation, decode_speculatively
 
 LENGTHS = (1, 3, 7, 15)
 

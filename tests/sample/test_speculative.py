@@ -120,7 +120,7 @@ def test_sampled_speculation_has_the_models_distribution(tiny_model, drafter):
     """χ² of two tokens behind one prompt against the exact probabilities, 40,000 rows of seed 0, p > 1e-3, with
     guesses that are sometimes right and sometimes wrong."""
     model = tiny_model("autoregressive", vocab_size=6, gain=6.0)  # tokens 0 and 1; then mask, end, pad, begin
-    rows, config = 40_000, AutoregressiveConfig(2, temperature=1.0, stop_check_every=100)
+    rows, config = 40_000, AutoregressiveConfig(2, temperature=1.0)
     prompt = [5, 1, 0, 1]
     smaller = tiny_model("autoregressive", seed=4, vocab_size=6, gain=6.0)
     chosen = DRAFTERS[drafter](model, smaller, config)

@@ -1,8 +1,10 @@
 """Draft heads: guesses of the tokens behind the next one, from the trunk's last hidden state.
 
-Medusa (2401.10774, section 2.1.1) on a frozen model: head i turns the state that predicts a token into the state that
-predicts the i-th token behind it, by one residual block, and the model's own output head reads both. They only guess:
-what is kept is decided by the model (`sample.speculative`).
+In the manner of Medusa-1 (2401.10774, sections 2.1.1 and 2.2.1), on a frozen model: head i turns the state that
+predicts a token into the state that predicts the i-th token behind it, by one residual block, and the model's own
+output head reads both. Medusa's block h + silu(W h) has an output head of its own to train; a frozen one cannot undo
+that silu adds hardly anything but positive numbers, so the block here is h + V silu(W h). Heads only guess: what is
+kept is decided by the model (`sample.speculative`).
 
 Shapes: B rows, R response columns, D width, K heads, V vocabulary.
 """
@@ -27,16 +29,37 @@ HEADS_TYPE = "mdlm-draft-heads"
 _TENSORS = "heads.safetensors"
 
 
+class _Block(nn.Module):
+    """h + V silu(W h)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(dim, dim, bias=False)
+        self.down_proj = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.down_proj(F.silu(self.up_proj(hidden)))
+
+
 class DraftHeads(nn.Module):
-    """K residual blocks h + silu(W h) over a trunk of width D; new ones guess what the model predicts next (W = 0)."""
+    """K residual blocks over a trunk of width D."""
 
     def __init__(self, dim: int, count: int) -> None:
         super().__init__()
         if count < 1:
             raise UserError(f"heads is {count}; it must be at least 1")
-        self.layers = nn.ModuleList(nn.Linear(dim, dim, bias=False) for _ in range(count))
-        for weight in self.parameters():
-            nn.init.zeros_(weight)
+        self.layers = nn.ModuleList(_Block(dim) for _ in range(count))
+
+    def initialize(self, seed: int) -> DraftHeads:
+        """W normal with variance 1 / D, V zero: new heads guess what the model predicts next."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, weight in self.named_parameters():
+            if "down_proj" in name:
+                nn.init.zeros_(weight)
+            else:
+                drawn = torch.empty(weight.shape).normal_(std=weight.shape[1] ** -0.5, generator=generator)
+                weight.data.copy_(drawn)
+        return self
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -46,14 +69,14 @@ class DraftHeads(nn.Module):
 
         Where `hidden` predicts the token at some column, state i = 0, 1, ... predicts the one i + 1 columns further.
         """
-        return torch.stack([hidden + F.silu(layer(hidden)) for layer in list(self.layers)[:count]], dim=-2)
+        return torch.stack([layer(hidden) for layer in list(self.layers)[:count]], dim=-2)
 
 
 def heads_loss(model: Transformer, heads: DraftHeads, batch: Batch, capacity: int) -> tuple[Tensor, Tensor]:
     """The loss of heads on a frozen autoregressive model: the sum over heads, and each head's own (K,), in nats.
 
     Each head's is the mean −log p over the supervised tokens that have a state so far before them within the response
-    or at the prompt's last column, from where decoding starts. No gradient reaches the model.
+    or at the prompt's last column, from where decoding starts. No gradient goes into the trunk.
     """
     with torch.no_grad():
         hidden_BRD = next_token_states(model, batch)

@@ -23,7 +23,8 @@ from mdlm.checkpoint import disk_name
 from mdlm.export import exported_config
 from mdlm.transformer import Transformer
 from sample import AutoregressiveConfig, decode
-from sample.speculative import PromptLookup, Speculation, decode_speculatively
+from sample.drafters import PromptLookup
+from sample.speculative import Speculation, decode_speculatively
 
 EAGER, OURS, LOOKUP = "ours, eager", "ours, compiled", "ours, compiled + prompt lookup"
 DEFAULT, PLAIN = "transformers generate", "plain loop, compiled"

@@ -96,6 +96,8 @@ class Arm:
         self.tokenizer: Tokenizer
         self.model, self.tokenizer = load_checkpoint(folder, dtype=dtype, device=device)
         self.folder, self.objective = folder, self.model.config.objective
+        if not header["response_length"]:
+            raise UserError(f"{folder} does not say its response_length; give a checkpoint that training has written")
         self.tokens_seen: int = header["tokens_seen"]
         self.response_columns: int = header["response_length"]
         self.prompt_columns = self.model.config.max_length - self.response_columns

@@ -126,8 +126,8 @@ def resolve_checkpoint(path: str | Path) -> Path:
     return found[-1]
 
 
-def read_header(folder: str | Path) -> dict[str, Any]:
-    """A checkpoint's `config.json`, checked for type and version; its `model` entry as a `ModelConfig`."""
+def read_config(folder: str | Path, model_type: str) -> dict[str, Any]:
+    """A folder's `config.json`, checked to be of that type and of the version this program reads."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} is not a checkpoint: it has no config.json; give a folder that training has written")
@@ -137,13 +137,19 @@ def read_header(folder: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid JSON ({error}); the checkpoint is damaged, take another one") from error
     if isinstance(header, dict) and header.get("model_type") == "qwen3":
         raise UserError(f"{folder} is a Qwen3 folder; convert it: python -m mdlm.export --from qwen3 {folder} OUT")
-    if not isinstance(header, dict) or header.get("model_type") != MODEL_TYPE:
-        raise UserError(f"{path}: model_type is not {MODEL_TYPE!r}; this folder holds another kind of model")
+    if not isinstance(header, dict) or header.get("model_type") != model_type:
+        raise UserError(f"{path}: model_type is not {model_type!r}; this folder holds another kind of model")
     if header.get("format_version") != FORMAT_VERSION:
         raise UserError(
             f"{path}: format_version is {header.get('format_version')!r}, this program reads {FORMAT_VERSION}; "
             "use the release that wrote it"
         )
+    return header
+
+
+def read_header(folder: str | Path) -> dict[str, Any]:
+    """A model's `config.json`, checked for type and version; its `model` entry as a `ModelConfig`."""
+    path, header = Path(folder) / "config.json", read_config(folder, MODEL_TYPE)
     specials = header.get("special_tokens")
     if specials is not None and not (
         isinstance(specials, dict) and all(isinstance(name, str) for name in specials.values())
@@ -168,8 +174,9 @@ def load_checkpoint(
     header = read_header(folder)
     with torch.device("meta"):
         model = Transformer(header["model"])
-    tensors = _read_tensors(folder / "model.safetensors", {k: v.shape for k, v in model.state_dict().items()})
-    model.load_state_dict(tensors, assign=True)
+    expected = {disk_name(name): tensor.shape for name, tensor in model.state_dict().items()}
+    tensors = read_tensors(folder / "model.safetensors", expected)
+    model.load_state_dict({name: tensors[disk_name(name)] for name in model.state_dict()}, assign=True)
     tokenizer = load_tokenizer(folder)
     for role in ("mask", "end", "pad", "begin"):
         ours, theirs = getattr(model.config, f"{role}_token_id"), getattr(tokenizer, f"{role}_id")
@@ -187,7 +194,8 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     return tokenizer
 
 
-def _read_tensors(path: Path, expected: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
+def read_tensors(path: Path, expected: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
+    """A safetensors file's tensors; `UserError` where it is damaged or does not hold just the names and shapes."""
     if not path.is_file():
         raise UserError(f"{path} is missing; the checkpoint is incomplete, take another one")
     try:
@@ -195,16 +203,15 @@ def _read_tensors(path: Path, expected: dict[str, torch.Size]) -> dict[str, torc
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a mapping
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read ({error}); it is truncated or damaged, take another one") from error
-    names = {disk_name(name): name for name in expected}
-    if missing := sorted(names.keys() - found.keys()):
+    if missing := sorted(expected.keys() - found.keys()):
         raise UserError(f"{path}: tensor {missing[0]} is missing ({len(missing)} in all)")
-    if unexpected := sorted(found.keys() - names.keys()):
+    if unexpected := sorted(found.keys() - expected.keys()):
         raise UserError(f"{path}: tensor {unexpected[0]} is unexpected ({len(unexpected)} in all)")
-    for stored, name in names.items():
-        if found[stored].shape != expected[name]:
-            shapes = f"{tuple(found[stored].shape)}, config.json asks for {tuple(expected[name])}"
-            raise UserError(f"{path}: tensor {stored} has shape {shapes}")
-    return {name: found[stored] for stored, name in names.items()}
+    for name, shape in expected.items():
+        if found[name].shape != shape:
+            shapes = f"{tuple(found[name].shape)}, config.json asks for {tuple(shape)}"
+            raise UserError(f"{path}: tensor {name} has shape {shapes}")
+    return found
 
 
 def disk_name(name: str) -> str:

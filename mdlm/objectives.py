@@ -133,7 +133,7 @@ def _corrupt_response(config: ModelConfig, loss: LossConfig, batch: Batch) -> tu
     return noisy_KBR, masked_KBR, weight_BR.expand(masked_KBR.shape)
 
 
-def _cross_entropy(
+def cross_entropy(
     model: Transformer, hidden_BRD: Tensor, targets_BR: Tensor, chosen_BR: Tensor, weight_BR: Tensor, capacity: int
 ) -> tuple[Tensor, Tensor]:
     """Weighted sum of −log p over the chosen positions, and how many of them it took in.
@@ -151,17 +151,19 @@ def _cross_entropy(
     return torch.where(kept_C, losses_C * weight_C, 0.0).sum(), kept_C.sum()
 
 
+def next_token_states(model: Transformer, batch: Batch) -> Tensor:
+    """The hidden states (B, R, D) that each response column is predicted from: those of the columns before it."""
+    blocks_BL = block_indices(model.config, batch.valid_BL, batch.response_start)
+    hidden_BLD = model.hidden(batch.tokens_BL, logical_positions(batch.valid_BL), visible(blocks_BL, blocks_BL))
+    # The state at column i predicts token i + 1: the last prompt column predicts the response's first token.
+    return hidden_BLD[:, batch.response_start - 1 : -1]
+
+
 def next_token_loss(model: Transformer, batch: Batch, loss: LossConfig, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy of each supervised token given all before it."""
-    start = batch.response_start
-    blocks_BL = block_indices(model.config, batch.valid_BL, start)
-    hidden_BLD = model.hidden(batch.tokens_BL, logical_positions(batch.valid_BL), visible(blocks_BL, blocks_BL))
-    targets_BR = batch.tokens_BL[:, start:]
-    ones_BR = torch.ones_like(batch.noise_BR)
-    # The state at column i predicts token i + 1: the last prompt column predicts the response's first token.
-    total, counted = _cross_entropy(
-        model, hidden_BLD[:, start - 1 : -1], targets_BR, batch.supervised_BR, ones_BR, capacity
-    )
+    targets_BR, ones_BR = batch.tokens_BL[:, batch.response_start :], torch.ones_like(batch.noise_BR)
+    hidden_BRD = next_token_states(model, batch)
+    total, counted = cross_entropy(model, hidden_BRD, targets_BR, batch.supervised_BR, ones_BR, capacity)
     return total, counted, batch.supervised_BR.sum()
 
 
@@ -177,7 +179,7 @@ def masked_diffusion_loss(
     blocks_BL = block_indices(model.config, valid_BL, start)
     hidden_BLD = model.hidden(noisy_BL, logical_positions(valid_BL), visible(blocks_BL, blocks_BL))
     masked_BR, weight_BR = rearrange(masked_KBR, rows), rearrange(weight_KBR, rows)
-    total, counted = _cross_entropy(model, hidden_BLD[:, start:], tokens_BL[:, start:], masked_BR, weight_BR, capacity)
+    total, counted = cross_entropy(model, hidden_BLD[:, start:], tokens_BL[:, start:], masked_BR, weight_BR, capacity)
     return total, counted, masked_BR.sum()
 
 
@@ -197,7 +199,7 @@ def block_diffusion_loss(
     hidden_BRD = hidden[:, batch.tokens_BL.shape[1] :]
     targets_BR = batch.tokens_BL[:, start:].repeat(1, loss.copies)
     masked_BR, weight_BR = rearrange(masked_KBR, columns), rearrange(weight_KBR, columns)
-    total, counted = _cross_entropy(model, hidden_BRD, targets_BR, masked_BR, weight_BR, capacity)
+    total, counted = cross_entropy(model, hidden_BRD, targets_BR, masked_BR, weight_BR, capacity)
     return total, counted, masked_BR.sum()
 
 

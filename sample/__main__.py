@@ -20,11 +20,13 @@ from rich.progress import Progress
 from mdlm.checkpoint import load_checkpoint, read_header, resolve_checkpoint
 from mdlm.cpu import keep_large_buffers
 from mdlm.errors import UserError, run_command
+from mdlm.heads import holds_heads
 from mdlm.tokenizer import Tokenizer
 from mdlm.transformer import Transformer
 from sample.autoregressive import AutoregressiveConfig, decode
 from sample.config import DenoiseConfig
 from sample.denoise import denoise
+from sample.drafters import Drafter, load_drafter
 from sample.generation import Generation, pad_left
 from sample.infill import Layout, Marker, Request, answer
 from sample.ledger import KINDS, RowLedger
@@ -32,7 +34,7 @@ from sample.options import DTYPES, decoder_config, find_device, read_options
 from sample.page import write_page
 from sample.prompts import ask, read_prompts
 from sample.show import Show
-from sample.speculative import Drafter, DraftModel, PromptLookup, Speculation, decode_speculatively
+from sample.speculative import Speculation, decode_speculatively
 from sample.trace import TraceWriter, check_target
 
 RUNS = Path("runs")
@@ -62,7 +64,9 @@ def main(argv: list[str]) -> None:
     )
     if objective == "block_diffusion" and options.block_length not in (None, trained):
         console.print(f"note: the model was trained with blocks of {trained}, not of {options.block_length}")
-    drafter = _drafter(options, tokenizer, config, device)
+    drafter = None
+    if options.speculate and isinstance(config, AutoregressiveConfig):
+        drafter = load_drafter(options.speculate, model, tokenizer, config)
     run = Run(model, tokenizer, config, drafter, Speculation(options.draft_length or Speculation.draft_length))
     names = ("speculate", "draft_length", "preset", "num_samples", "max_new_tokens", "template", "mask_marker")
     asked = {name: getattr(options, name) for name in names}
@@ -110,24 +114,6 @@ def _answer(
             print(_for_reading(result["text"]), flush=True)
 
 
-def _drafter(
-    options: argparse.Namespace,
-    tokenizer: Tokenizer,
-    config: AutoregressiveConfig | DenoiseConfig,
-    device: torch.device,
-) -> Drafter | None:
-    """What guesses for the model, None for nothing."""
-    if not options.speculate or not isinstance(config, AutoregressiveConfig):
-        return None
-    if options.speculate == "lookup":
-        return PromptLookup()
-    folder = resolve_checkpoint(options.speculate)
-    draft, other = load_checkpoint(folder, dtype=DTYPES[options.dtype], device=device)
-    if other.fingerprint() != tokenizer.fingerprint():
-        raise UserError(f"--speculate {folder}: its tokenizer is not the model's; draft with a twin of the same run")
-    return DraftModel(draft, config)
-
-
 def _converse(
     run: Run, layout: Layout, options: argparse.Namespace, console: Console, trace: TraceWriter | None
 ) -> None:
@@ -142,7 +128,8 @@ def _converse(
 
 def newest_checkpoint(runs: Path) -> Path:
     """The checkpoint under `runs`, at any depth, that was written last."""
-    found = [(path.stat().st_mtime, path.parent) for path in runs.glob("**/step-*/config.json")]
+    written = [path for path in runs.glob("**/step-*/config.json") if not holds_heads(path.parent)]
+    found = [(path.stat().st_mtime, path.parent) for path in written]
     if not found:
         raise UserError(
             f"there is no checkpoint under ./{runs} yet; `make demo` or `python -m train configs/NAME.yaml` makes one, "

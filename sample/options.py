@@ -86,9 +86,12 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     denoising.add_argument("--measure-drift", action="store_const", const=True, help="of an approximate cache")
     guessing = parser.add_argument_group("lossless speculation (autoregressive models)")
     guessing.add_argument(
-        "--speculate", metavar="HOW", help="`lookup` guesses from the prompt, a checkpoint's folder drafts with it"
+        "--speculate",
+        metavar="HOW",
+        help="`lookup` guesses from the prompt (lookup:N, lookup:any: the longest match); or a folder: a smaller twin, "
+        "or draft heads of this one",
     )
-    guessing.add_argument("--draft-length", type=_count, metavar="N", help="guesses a pass (7)")
+    guessing.add_argument("--draft-length", type=_count, metavar="N", help="most guesses a pass (7)")
     drawing = parser.add_argument_group("drawing tokens")
     drawing.add_argument("--temperature", type=_number, default=0.0, metavar="T", help="0 takes the likeliest (0)")
     drawing.add_argument("--top-p", type=_number, default=1.0, metavar="P", help="mass that is sampled from (1)")

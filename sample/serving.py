@@ -22,11 +22,11 @@ from mdlm.corruption import log_probabilities
 from mdlm.errors import UserError
 from mdlm.transformer import Transformer
 from sample.autoregressive import AutoregressiveConfig, check_prompts, chunks
+from sample.columns import drawn_tokens
 from sample.compiled import maybe_compiled
 from sample.ledger import KINDS, RowLedger
 from sample.noise import row_keys, uniform_at
 from sample.policies import candidates
-from sample.speculative import drawn_tokens
 
 GROUPS = (16, 4, 1)
 """Prompts read in one pass: few sizes, so that compiled shapes are few, and none is filled up with padding rows."""
@@ -95,7 +95,8 @@ def advance(
 
     Slots without a row stay at their last column.
     """
-    drawn_B1 = drawn_tokens(model, tokens_B1, columns_B1, columns_B1, cache, keys_B, starts_B1, temperature, top_p)
+    where = (tokens_B1, columns_B1, columns_B1, cache, keys_B, starts_B1)
+    drawn_B1, _ = drawn_tokens(model, *where, temperature, top_p)
     place_B1 = (columns_B1 + 1 - starts_B1).clamp(max=response_BR.shape[1] - 1)
     response_BR.scatter_(1, place_B1, drawn_B1)
     tokens_B1.copy_(drawn_B1)

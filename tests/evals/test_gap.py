@@ -16,6 +16,7 @@ from evals.speculation import main as speculation
 from evals.throughput import main as throughput
 from mdlm.errors import UserError, run_command
 from sample.presets import PRESETS
+from train.heads import main as train_heads
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -238,15 +239,85 @@ def test_every_preset_is_decoded_on_the_arms_and_the_cache_gives_the_same_texts(
     assert {path.name for path in tmp_path.iterdir()} == {"presets.json", "presets.png"}
 
 
-def test_speculation_is_measured_beside_plain_decoding_of_the_same_rows(compared, capsys):
+@pytest.fixture(scope="module")
+def heads(compared, tmp_path_factory) -> Path:
+    """Draft heads of the comparison's twin, by the shipped config at toy size."""
+    folder = tmp_path_factory.mktemp("heads") / "heads"
+    options = {
+        "checkpoint": compared / "autoregressive-seed0",
+        "train": compared / "data" / "train.jsonl",
+        "output": folder,
+        "steps": 2,
+        "precision": "fp32",
+        "compile": "false",
+        "too_long": "cut",
+    }
+    config = str(ROOT / "configs" / "train" / "heads-demo.yaml")
+    assert train_heads([config, *(f"--{name}={value}" for name, value in options.items())]) == 0
+    return folder
+
+
+DRAFTERS = ["prompt lookup", "prompt lookup, any length", "draft model", "heads"]
+
+
+def test_speculation_is_measured_beside_plain_decoding_of_the_same_rows(compared, heads, capsys):
     draft = str(compared / "autoregressive-seed0")
-    assert speculation([str(compared), "--rows", "2", "--dtype", "fp32", "--draft", draft, "--json"]) == 0
+    options = ["--rows", "2", "--dev-rows", "2", "--dtype", "fp32", "--draft", draft, "--heads", str(heads)]
+    assert speculation([str(compared), *options, "--lengths", "2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)["result"]
-    assert {way["drafter"] for way in result} == {"plain", "prompt lookup", "draft model"}
-    assert all(way["different_texts"] == 0 for way in result)
-    for way in result[1:]:
+    assert list(result["costs"]["verify"]) == ["1", "2", "4", "8", "16", "32"]
+    assert [found["drafter"] for found in result["tuned"]] == DRAFTERS
+    plain, *ways = result["ways"]
+    assert plain["drafter"] == "plain"
+    for way in ways:
+        assert way["different_texts"] == 0
         assert 1 <= way["tokens_a_verify_pass"] <= way["draft_length"] + 1
-        assert way["passes"] - way["draft_passes"] <= result[0]["passes"]
+        assert way["passes"] - way["draft_passes"] <= plain["passes"]
+    for found in result["tuned"]:
+        chosen = [way for way in ways if way["drafter"] == found["drafter"] and way.get("chosen")]
+        assert [way["draft_length"] for way in chosen] == [found["draft_length"]]
+        assert chosen[0]["predicted_faster_than_plain"] == found["predicted_faster_than_plain"] > 0
+        assert {way["draft_length"] for way in ways if way["drafter"] == found["drafter"]} == {2, found["draft_length"]}
+    assert len(result["tuned"][-1]["shares"]) == 4, "there are four heads"
+
+
+def test_speculation_is_measured_on_rows_of_any_file_and_shown_as_a_table(compared, tmp_path, capsys):
+    rows = (compared / "data" / "test.jsonl").read_text().splitlines()[:4]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    (tmp_path / "dev.jsonl").write_text(rows[0] + "\n")
+    twin, data = str(compared / "autoregressive-seed0"), ["--data", str(tmp_path / "rows.jsonl"), "--dtype", "fp32"]
+    for dev in (["--dev-rows", "1"], ["--dev", str(tmp_path / "dev.jsonl")]):
+        assert speculation([twin, *data, "--rows", "2", *dev, "--out", str(tmp_path / "record.json")]) == 0
+        shown = capsys.readouterr().out
+        assert all(name in shown for name in ("plain", *DRAFTERS[:2], "chosen on 1 dev rows"))
+        settings = json.loads((tmp_path / "record.json").read_text())["settings"]
+        assert (settings["rows"], settings["dev_rows"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--dev", "rows.jsonl"], "--data"),
+        (["--data", "gone.jsonl"], "gone.jsonl"),
+        (["--rows", "0"], "--rows"),
+        (["--dev-rows", "0"], "--dev-rows"),
+        (["--heads", "TWIN"], "--heads"),
+        (["--draft", "HEADS"], "--draft"),
+        (["--lengths", "0"], "draft_length"),
+        (["--data", "broken.jsonl"], "broken.jsonl:2"),
+        (["--data", "short.jsonl", "--rows", "1"], "--dev-rows"),
+    ],
+)
+def test_speculation_on_wrong_input_says_what_and_how_to_mend_it(compared, heads, tmp_path, capsys, options, named):
+    (tmp_path / "broken.jsonl").write_text('{"prompt": "a"}\n{"question": "a"}\n')
+    (tmp_path / "short.jsonl").write_text('{"prompt": "a"}\n')
+    places = {"TWIN": compared / "autoregressive-seed0", "HEADS": heads}
+    words = [str(places.get(word) or (tmp_path / word if word.endswith(".jsonl") else word)) for word in options]
+    run = compared / "autoregressive-seed0" if "--data" in options else compared
+    assert run_command(speculation, [str(run), "--dtype", "fp32", *words]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: ")
+    assert named in line
 
 
 def test_throughput_is_that_of_the_arms_at_their_frozen_settings(compared, tmp_path, capsys):

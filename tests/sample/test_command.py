@@ -12,8 +12,9 @@ import sys
 import pytest
 import torch
 
-from mdlm.checkpoint import load_checkpoint
+from mdlm.checkpoint import load_checkpoint, save_checkpoint
 from mdlm.errors import run_command
+from mdlm.heads import DraftHeads, save_heads
 from mdlm.transformer import Transformer
 from sample import DenoiseConfig, denoise
 from sample.__main__ import main
@@ -255,13 +256,39 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_decoded(co
     assert str(tmp_path) in complaint("masked_diffusion", "--prompt", "the cat", "--trace", tmp_path)
 
 
-@pytest.mark.parametrize("how", ["lookup", "itself"])
+@pytest.fixture(scope="module")
+def heads(checkpoints, tmp_path_factory):
+    """Untrained draft heads of the autoregressive twin."""
+    model, _ = load_checkpoint(checkpoints["autoregressive"])
+    folder = tmp_path_factory.mktemp("heads") / "step-0000001"
+    save_heads(folder, DraftHeads(model.config.dim, 2).initialize(0), model)
+    return folder.parent
+
+
+@pytest.mark.parametrize("how", ["lookup", "lookup:1", "lookup:any", "itself", "heads"])
 @pytest.mark.parametrize("drawing", [(), ("--temperature", 1, "--seed", 2)])
-def test_speculation_gives_the_same_answers_and_says_what_it_verified(record, checkpoints, how, drawing):
+def test_speculation_gives_the_same_answers_and_says_what_it_verified(record, checkpoints, heads, how, drawing):
     prompts = each("--prompt", ["the cat", "Ada", "sat on the mat"])
-    how = checkpoints["autoregressive"] if how == "itself" else how
+    how = {"itself": checkpoints["autoregressive"], "heads": heads}.get(how, how)
     plain = record("autoregressive", *prompts, *drawing)
     made = record("autoregressive", *prompts, *drawing, "--speculate", how, "--draft-length", 3, "--batch-size", 2)
     assert texts(made) == texts(plain)
     assert all("verify" in result["ledger"]["passes"] for result in made["results"])
     assert made["settings"]["draft_length"] == 3
+
+
+def test_draft_heads_are_not_taken_for_the_newest_checkpoint(checkpoints, heads, tmp_path, monkeypatch, capsys):
+    shutil.copytree(checkpoints["autoregressive"], tmp_path / "runs" / "twin" / "step-0000001")
+    shutil.copytree(heads, tmp_path / "runs" / "heads")
+    (tmp_path / "runs" / "heads" / "step-0000001" / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    assert run_command(main, ["--prompt", "Ada", "--speculate", "runs/heads"]) == 0
+    assert "using runs/twin/step-0000001" in capsys.readouterr().err
+
+
+def test_draft_heads_of_another_twin_are_refused(tiny_model, heads, complaint, checkpoints, tmp_path):
+    model, tokenizer = load_checkpoint(checkpoints["autoregressive"])
+    shape = {name: value for name, value in model.config.to_dict().items() if name != "objective"}
+    other = tiny_model("autoregressive", seed=1, **shape)
+    save_checkpoint(tmp_path / "other", other, tokenizer, {"response_length": 20})
+    assert "trained for other weights" in complaint(tmp_path / "other", "--prompt", "Ada", "--speculate", heads)

@@ -45,6 +45,8 @@ def each(flag, values):
         ("autoregressive", ("--prompt", "1", "--score", "margin"), ["--score", "autoregressive"]),
         ("masked_diffusion", ("--prompt", "1", "--speculate", "lookup"), ["--speculate", "masked_diffusion"]),
         ("autoregressive", ("--prompt", "1", "--speculate", "nowhere"), ["nowhere"]),
+        ("autoregressive", ("--prompt", "1", "--speculate", "lookup:0"), ["longest match", "at least 1"]),
+        ("autoregressive", ("--prompt", "1", "--speculate", "lookup:all"), ["lookup:all", "lookup:any"]),
         ("autoregressive", ("--prompt", "1", "--draft-length", "3"), ["--draft-length", "--speculate"]),
         ("autoregressive", ("--prompt", "1", "--speculate", "lookup", "--show"), ["--speculate", "--show"]),
         ("autoregressive", ("--prompt", "1", "--preset", "wino"), ["--preset", "autoregressive"]),

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdlm.errors import UserError
+from mdlm.heads import DraftHeads
 from sample import AutoregressiveConfig, decode
-from sample.speculative import DraftModel, PromptLookup, Speculation, decode_speculatively
+from sample.drafters import DraftModel, HeadsDrafter, PromptLookup
+from sample.speculative import Speculation, decode_speculatively
 
 stats = pytest.importorskip("scipy.stats")
 END, PAD = 9, 10
@@ -32,7 +34,7 @@ class Guesses:
     def start(self, tokens_BL, valid_BL, prompt_columns, rows_B, ledger):
         self.start_column = prompt_columns
 
-    def propose(self, tokens_BL, newest_B, count, working_B):
+    def propose(self, tokens_BL, newest_B, count, working_B, hidden_BD):
         if self.kind == "ends":
             return torch.full((len(newest_B), count), END)
         place_BW = newest_B[:, None] + 1 - self.start_column + torch.arange(count)
@@ -43,20 +45,28 @@ class Guesses:
         self.right_BR = self.right_BR[keep]
 
 
-def drafters(tiny_model, config, plain):
-    response_BR = plain.tokens_BL[:, plain.response_start :]
-    return {
-        "lookup": PromptLookup(),
-        "lookup of one": PromptLookup(longest=1),
-        "a smaller twin": DraftModel(tiny_model("autoregressive", seed=5, layers=1), config),
-        "itself": None,
-        "right": Guesses(response_BR, "right"),
-        "wrong": Guesses(response_BR, "wrong"),
-        "ends": Guesses(response_BR, "ends"),
-    }
+def random_heads(model, count=4):
+    heads = DraftHeads(model.config.dim, count).requires_grad_(False)
+    generator = torch.Generator().manual_seed(7)
+    for weight in heads.parameters():
+        weight.normal_(generator=generator)
+    return heads
 
 
-@pytest.mark.parametrize("drafter", ["lookup", "lookup of one", "a smaller twin", "itself", "right", "wrong", "ends"])
+DRAFTERS = {
+    "lookup": lambda model, smaller, config: PromptLookup(),
+    "lookup of one": lambda model, smaller, config: PromptLookup(longest=1),
+    "lookup of any length": lambda model, smaller, config: PromptLookup(longest=None),
+    "a smaller twin": lambda model, smaller, config: DraftModel(smaller, config),
+    "itself": lambda model, smaller, config: DraftModel(model, config),
+    "heads": lambda model, smaller, config: HeadsDrafter(model, random_heads(model), config),
+    "one head": lambda model, smaller, config: HeadsDrafter(model, random_heads(model, 1), config),
+}
+"""Every drafter there is: (model, a smaller twin, config) -> drafter."""
+TOLD = ["right", "wrong", "ends"]
+
+
+@pytest.mark.parametrize("drafter", [*DRAFTERS, *TOLD])
 @pytest.mark.parametrize("length", [1, 3, 7, 30])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_the_tokens_are_those_of_plain_decoding(
@@ -65,7 +75,10 @@ def test_the_tokens_are_those_of_plain_decoding(
     """Ragged prompts, rows that end early and inside a draft, drafts longer than what is left."""
     model = ending_model("autoregressive")
     plain = decode(model, prompts, config)
-    chosen = drafters(tiny_model, config, plain)[drafter] or DraftModel(model, config)
+    if drafter in TOLD:
+        chosen = Guesses(plain.tokens_BL[:, plain.response_start :], drafter)
+    else:
+        chosen = DRAFTERS[drafter](model, tiny_model("autoregressive", seed=5, layers=1), config)
     with trunk_calls(model) as calls:
         made = decode_speculatively(model, prompts, config, drafter=chosen, speculation=Speculation(length))
     assert made.answers() == plain.answers()
@@ -103,22 +116,22 @@ def test_a_twin_that_drafts_for_itself_is_always_right(ending_model, prompts, co
     assert made.ledger.calls["verify"] <= -(-tokens // 5) + 1
 
 
-def test_sampled_speculation_has_the_models_distribution(tiny_model):
-    """χ² of two tokens behind one prompt against the exact probabilities, 40,000 rows, p > 1e-3, with guesses that
-    are sometimes right."""
+@pytest.mark.parametrize("drafter", ["lookup", "a smaller twin", "heads"])
+def test_sampled_speculation_has_the_models_distribution(tiny_model, drafter):
+    """χ² of two tokens behind one prompt against the exact probabilities, 40,000 rows of seed 0, p > 1e-3, with
+    guesses that are sometimes right and sometimes wrong."""
     model = tiny_model("autoregressive", vocab_size=6, gain=6.0)  # tokens 0 and 1; then mask, end, pad, begin
-    rows, config = 40_000, AutoregressiveConfig(2, temperature=1.0, stop_check_every=100)
-    drafter = DraftModel(tiny_model("autoregressive", seed=4, vocab_size=6, gain=6.0), config)
-    made = decode_speculatively(model, [[5, 1]] * rows, config, drafter=drafter, speculation=Speculation(1))
-    logits = model(torch.tensor([[5, 1]]))[0, -1]
-    logits[2] = -torch.inf
-    first_V = torch.softmax(logits.double(), -1)
-    expected, counts = [], []
-    drawn_BR = made.tokens_BL[:, 2:]
+    rows, config = 40_000, AutoregressiveConfig(2, temperature=1.0)
+    prompt = [5, 1, 0, 1]
+    smaller = tiny_model("autoregressive", seed=4, vocab_size=6, gain=6.0)
+    chosen = DRAFTERS[drafter](model, smaller, config)
+    made = decode_speculatively(model, [prompt] * rows, config, drafter=chosen, speculation=Speculation(1))
+    thrown_away = [made.ledger.row(row).thrown_away for row in range(200)]
+    assert len(set(thrown_away)) > 1
+    drawn_BR = made.tokens_BL[:, len(prompt) :]
+    first_V, expected, counts = next_probabilities(model, prompt), [], []
     for token in (0, 1, 4, 5):
-        logits = model(torch.tensor([[5, 1, token]]))[0, -1]
-        logits[2] = -torch.inf
-        second_V = torch.softmax(logits.double(), -1)
+        second_V = next_probabilities(model, [*prompt, token])
         for other in (0, 1, 3, 4, 5):
             expected.append(float(first_V[token] * second_V[other]))
             counts.append(int(((drawn_BR[:, 0] == token) & (drawn_BR[:, 1] == other)).sum()))
@@ -128,6 +141,13 @@ def test_sampled_speculation_has_the_models_distribution(tiny_model):
     assert expected.min() >= 5
     found = torch.tensor(counts, dtype=torch.float64)
     assert stats.chisquare(found.numpy(), (expected * rows / expected.sum()).numpy()).pvalue > 1e-3
+
+
+def next_probabilities(model, tokens):
+    """The model's distribution of the token behind some, the mask token (2) left out."""
+    logits_V = model(torch.tensor([tokens]))[0, -1]
+    logits_V[2] = -torch.inf
+    return torch.softmax(logits_V.double(), -1)
 
 
 def test_lookup_continues_the_longest_and_latest_match():
@@ -140,26 +160,97 @@ def test_lookup_continues_the_longest_and_latest_match():
     ]
     tokens_BL = torch.tensor(rows)
     lookup.start(tokens_BL, tokens_BL != PAD, 8, None, None)
-    guesses = lookup.propose(tokens_BL, torch.tensor([10, 10, 10, 10]), 3, torch.ones(4, dtype=torch.bool))
+    guesses = lookup.propose(tokens_BL, torch.tensor([10, 10, 10, 10]), 3, None, None)
     assert guesses.tolist() == [[4, 2, 3], [7, 1, 2], [1, 1, 1], [1, 2, 1]]
 
 
 @given(
+    row=st.lists(st.integers(0, 2), min_size=1, max_size=14),
+    padding=st.integers(0, 3),
+    longest=st.sampled_from([1, 2, 3, 5, None]),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_lookup_equals_a_search_by_hand(row, padding, longest):
+    tokens_BL = torch.tensor([[0] * padding + row + [2, 2]])
+    valid_BL = torch.tensor([[False] * padding + [True] * (len(row) + 2)])
+    newest = len(row) - 1
+
+    def matched(place):
+        length = 0
+        while length <= place and length != longest and row[place - length] == row[newest - length]:
+            length += 1
+        return length
+
+    best = max(range(newest), key=lambda place: (matched(place), place), default=0)
+    lookup = PromptLookup(longest)
+    lookup.start(tokens_BL, valid_BL, padding + len(row), None, None)
+    guesses = lookup.propose(tokens_BL, torch.tensor([padding + newest]), 2, None, None)
+    if newest and matched(best):
+        copied = [*row, row[best + 1]]
+        assert guesses.tolist() == [[row[best + 1], copied[best + 2]]]
+
+
+@given(
     prompt=st.lists(st.integers(0, 7), min_size=0, max_size=12),
-    longest=st.integers(1, 5),
+    drafter=st.sampled_from([*DRAFTERS]),
     length=st.integers(1, 9),
     new=st.integers(1, 12),
     temperature=st.sampled_from([0.0, 1.0]),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 def test_any_prompt_shorter_than_the_match_or_empty_is_decoded_as_ever(
-    ending_model, prompt, longest, length, new, temperature
+    ending_model, tiny_model, prompt, drafter, length, new, temperature
 ):
-    """An empty prompt is its begin token."""
+    """Beside a row of another length. An empty prompt is its begin token."""
     model, config = ending_model("autoregressive"), AutoregressiveConfig(new, temperature=temperature)
     rows = [[11, *prompt], [11, 1]]
-    made = decode_speculatively(model, rows, config, drafter=PromptLookup(longest), speculation=Speculation(length))
+    chosen = DRAFTERS[drafter](model, tiny_model("autoregressive", seed=5, layers=1), config)
+    made = decode_speculatively(model, rows, config, drafter=chosen, speculation=Speculation(length))
     assert made.answers() == decode(model, rows, config).answers()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_an_empty_prompt_alone_is_decoded_as_ever(ending_model, tiny_model, drafter, temperature):
+    model, config = ending_model("autoregressive"), AutoregressiveConfig(RESPONSE, temperature=temperature)
+    chosen = DRAFTERS[drafter](model, tiny_model("autoregressive", seed=5, layers=1), config)
+    made = decode_speculatively(model, [[11]], config, drafter=chosen, speculation=Speculation(5))
+    assert made.answers() == decode(model, [[11]], config).answers()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_heads_see_the_state_that_the_newest_token_was_drawn_from(ending_model, prompts, temperature):
+    """Recomputed without a cache, for ragged rows that leave the batch one by one."""
+    model, config = ending_model("autoregressive"), AutoregressiveConfig(RESPONSE, temperature=temperature)
+    seen = []
+
+    class Watching(HeadsDrafter):
+        def start(self, tokens_BL, valid_BL, prompt_columns, rows_B, ledger):
+            self.valid_BL = valid_BL
+
+        def propose(self, tokens_BL, newest_B, count, working_B, hidden_BD):
+            for tokens_L, valid_L, newest, hidden_D in zip(tokens_BL, self.valid_BL, newest_B, hidden_BD, strict=True):
+                before = tokens_L[:newest][valid_L[:newest]]
+                seen.append((model.head(hidden_D), model(before[None])[0, -1]))
+            return super().propose(tokens_BL, newest_B, count, working_B, hidden_BD)
+
+        def keep_rows(self, keep):
+            self.valid_BL = self.valid_BL[keep]
+
+    drafter = Watching(model, random_heads(model), config)
+    decode_speculatively(model, prompts, config, drafter=drafter, speculation=Speculation(4))
+    assert len(seen) > len(prompts)
+    for given_V, wanted_V in seen:
+        torch.testing.assert_close(given_V, wanted_V, rtol=1e-4, atol=1e-4)
+
+
+def test_heads_guess_no_further_than_they_are_many_and_cost_no_pass(ending_model, prompts):
+    model, config = ending_model("autoregressive"), AutoregressiveConfig(RESPONSE)
+    drafter = HeadsDrafter(model, random_heads(model, 2), config)
+    made = decode_speculatively(model, prompts[:1], config, drafter=drafter, speculation=Speculation(9))
+    account = made.ledger.row(0)
+    assert account.positions["verify"] == 3 * account.passes["verify"]
+    assert account.passes["draft"] == 0
 
 
 def test_a_row_at_the_models_longest_is_decoded_to_its_end(tiny_model):

@@ -129,7 +129,8 @@ class HeadsDrafter:
     """Heads on the model's own hidden states (Medusa, 2401.10774): one chain of likeliest tokens, no pass of a trunk.
 
     It guesses no further than there are heads. Greedy also where the model samples: a head does not see the tokens
-    between, so its distribution is flatter than the model's and its likeliest token agrees more often than a draw.
+    between, so its distribution is the flatter one, and where the model is sure the likeliest token of a flatter one
+    agrees more often than a draw from it.
     """
 
     def __init__(self, model: Transformer, heads: DraftHeads, config: AutoregressiveConfig) -> None:

@@ -34,7 +34,7 @@ class TaskSection:
     file: str = ""
     """A JSON Lines file of prompt and response, split 80/10/10 into train, dev and test."""
     train_rows: int = 30_000
-    """Rows that training sees of it. Those of a file are repeated up to as many, where several tasks are trained."""
+    """Rows that training sees of it. Real ones are repeated up to as many, where several tasks are trained."""
     dev_rows: int = 100
     test_rows: int = 400
     """At most so many; a file may hold fewer."""
@@ -119,18 +119,22 @@ def _rows_of(config: GapConfig, name: str, section: TaskSection, folder: Path) -
         rows = {
             split: [_file_row(json.loads(line), name, split) for line in path.open()] for split, path in paths.items()
         }
-        if config.tasks:
-            rows["train"] = [rows["train"][i % len(rows["train"])] for i in range(section.train_rows)]
-        return rows
+        return _repeated(rows, section.train_rows) if config.tasks else rows
     family = get_task(section.name)
     knobs = family.read_knobs(section.knobs)
     least = math.ceil(LEAST_VALIDATION / len(config.sections))
     sizes = {"train": section.train_rows, "dev": max(section.dev_rows, least), "test": section.test_rows}
     sizes |= {split: section.test_rows for split in family.splits if split not in sizes}
-    return {
+    made = {
         split: [{"task": name, **vars(example)} for example in family.generate(split, count, section.seed, knobs)]
         for split, count in sizes.items()
     }
+    return _repeated(made, section.train_rows) if config.tasks else made
+
+
+def _repeated(rows: dict[str, list[dict[str, str]]], count: int) -> dict[str, list[dict[str, str]]]:
+    """Real rows are few: training sees them again until there are `count`."""
+    return rows | {"train": [rows["train"][number % len(rows["train"])] for number in range(count)]}
 
 
 def _file_row(row: dict[str, Any], name: str, split: str) -> dict[str, str]:

@@ -73,23 +73,31 @@ def write_stdlib(folder: Path) -> dict[str, Path]:
 
     All files of a module fall on one side; its name's SHA-256 decides. Tests are left out.
     """
-    root = Path(sysconfig.get_paths()["stdlib"])
     lines: dict[str, list[str]] = {name: [] for name in SPLITS}
-    for path in sorted(_sources(root)):
-        module = path.relative_to(root).parts[0].removesuffix(".py")
-        position = int.from_bytes(hashlib.sha256(module.encode()).digest()[:8], "big") / 2**64
-        split = SPLITS[int(np.searchsorted(np.cumsum(SHARES)[:-1], position, side="right"))]
+    for split, _, path in stdlib_files():
         text = path.read_text(encoding="utf-8", errors="replace")
         if text.strip():
             lines[split].append(json.dumps({"text": text}) + "\n")
     if not all(lines.values()):
-        raise UserError(f"{root} holds too few modules to split; use a Python whose library is installed as sources")
+        raise UserError(f"{_root()} holds too few modules to split; use a Python whose library is installed as sources")
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: folder / f"{name}.jsonl" for name in SPLITS}
     for name, path in paths.items():
         if not path.exists():
             _write(path, "".join(lines[name]))
     return paths
+
+
+def stdlib_files() -> Iterator[tuple[str, str, Path]]:
+    """(split, top-level module, path) of every source file of the running Python's library, in order of path."""
+    for path in sorted(_sources(_root())):
+        module = path.relative_to(_root()).parts[0].removesuffix(".py")
+        position = int.from_bytes(hashlib.sha256(module.encode()).digest()[:8], "big") / 2**64
+        yield SPLITS[int(np.searchsorted(np.cumsum(SHARES)[:-1], position, side="right"))], module, path
+
+
+def _root() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
 
 
 def _sources(root: Path) -> Iterator[Path]:

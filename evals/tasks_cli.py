@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from evals.tasks import TASKS, Example, Task, get_task
+from evals.tasks.source import SourceTask
 from evals.tasks.task import allowed_text
 from mdlm.command import CommandParser
 from mdlm.errors import UserError
@@ -42,7 +43,12 @@ def make_data(argv: list[str]) -> None:
     parser = CommandParser("python -m evals make-data", description="Writes rows of a task as JSON Lines.")
     parser.add_argument("--task", required=True, help="a name that `python -m evals tasks` lists")
     parser.add_argument("--split", default="train")
-    parser.add_argument("--rows", type=int, required=True, help="how many; fewer rows are a prefix of more rows")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        required=True,
+        help="how many; fewer rows are a prefix of more rows, and real data may hold fewer",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", type=_setting, dest="settings")
     parser.add_argument("--out", type=Path, required=True, help="the file to write, replaced when it is there")
@@ -52,22 +58,22 @@ def make_data(argv: list[str]) -> None:
         raise UserError(f"--rows {arguments.rows}: ask for at least one row")
     task = get_task(arguments.task)
     knobs = task.read_knobs(dict(arguments.settings))
-    digest = write_rows(arguments.out, task.generate(arguments.split, arguments.rows, arguments.seed, knobs))
+    rows, digest = write_rows(arguments.out, task.generate(arguments.split, arguments.rows, arguments.seed, knobs))
     if arguments.json:
-        made = {"task": task.name, "split": arguments.split, "rows": arguments.rows, "seed": arguments.seed}
+        made = {"task": task.name, "split": arguments.split, "rows": rows, "seed": arguments.seed}
         print(json.dumps({**made, "knobs": dataclasses.asdict(knobs), "out": str(arguments.out), "sha256": digest}))
     else:
-        print(f"wrote {arguments.rows} rows to {arguments.out}")
+        print(f"wrote {rows} rows to {arguments.out}")
 
 
-def write_rows(path: Path, examples: Iterable[Example]) -> str:
-    """Writes JSON Lines of prompt, response and template; returns their SHA-256."""
+def write_rows(path: Path, examples: Iterable[Example]) -> tuple[int, str]:
+    """Writes JSON Lines of prompt, response and template; returns how many, and their SHA-256."""
     names = ("prompt", "response", "template")
     return write_lines(path, ({name: getattr(example, name) for name in names} for example in examples))
 
 
-def write_lines(path: Path, rows: Iterable[dict[str, str]]) -> str:
-    """Writes rows as JSON Lines; returns their SHA-256.
+def write_lines(path: Path, rows: Iterable[dict[str, str]]) -> tuple[int, str]:
+    """Writes rows as JSON Lines; returns how many, and their SHA-256.
 
     The file appears whole or not at all: an interrupted run leaves an older file of that name as it was.
     """
@@ -75,17 +81,18 @@ def write_lines(path: Path, rows: Iterable[dict[str, str]]) -> str:
         raise UserError(f"{path} is a folder; give the name of a file to write")
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    digest = hashlib.sha256()
+    count, digest = 0, hashlib.sha256()
     try:
         with unfinished.open("wb") as file:
             for row in rows:
                 line = (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8")
                 digest.update(line)
                 file.write(line)
+                count += 1
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-    return digest.hexdigest()
+    return count, digest.hexdigest()
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -96,6 +103,8 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _first_example(task: Task) -> Example:
+    if isinstance(task, SourceTask):
+        return task.sample  # the listing needs no file and no network
     return next(task.generate(task.splits[0], rows=1, seed=0))
 
 

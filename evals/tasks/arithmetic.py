@@ -24,7 +24,7 @@ class AddKnobs(Knobs):
 
 @dataclass(frozen=True)
 class MultiplyKnobs(Knobs):
-    digits: int = knob(2, range(2, 7), "digits of each number")
+    digits: int = knob(3, range(2, 7), "digits of each number")
     carry: str = knob("any", ("any", *map(str, range(12))), CARRY)
     order: str = knob("plain", ORDERS, ORDER)
 
@@ -64,14 +64,13 @@ def make_add(split: str, row: int, seed: int, knobs: AddKnobs) -> Example:
 
 def make_multiply(split: str, row: int, seed: int, knobs: MultiplyKnobs) -> Example:
     random = Random(f"multiply {split} seed {seed} row {row}")
+    longest = pick(random, range(2 * knobs.digits)) if knobs.carry == "any" else int(knobs.carry)
 
     def factors(random: Random) -> tuple[int, int] | None:
         a, b = (_number(random, knobs.digits, most=pick(random, range(1, 10))) for _ in range(2))
-        carry = longest_carry(product_columns(a, b))
-        return (a, b) if knobs.carry in ("any", str(carry)) else None
+        return (a, b) if longest_carry(product_columns(a, b)) == longest else None
 
     a, b = draw_for(split, random, factors, _key)
-    longest = longest_carry(product_columns(a, b))
     return _example(f"{a}*{b}=", a * b, f"carry-{longest}/{row}", split, knobs.order)
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 
+from evals.corpora import SPLITS, stdlib_files
 from evals.tasks.draws import pick
 from evals.tasks.infill import MIDDLE, PREFIX, SUFFIX, check, gap_prompt, is_python
 from evals.tasks.splits import MOST_DRAWS
@@ -27,23 +30,26 @@ SHORTEST_SPAN = 4
 class CodeKnobs(Knobs):
     span: str = knob("line", ("line", "expression", "characters"), "what is cut out")
     context: int = knob(140, range(80, 2001), "characters of the snippet, span included, at most")
-    longest: int = knob(60, range(8, 201), "characters of the span at most")
+    longest: int = knob(60, range(8, 201), "characters of the span at most; never more than half of the snippet")
 
 
 def make(split: str, row: int, seed: int, knobs: CodeKnobs) -> Example:
-    """Every file is as likely as any other of the split; a top-level module is one cluster and lies in one split."""
+    """A file is as likely as it is long; a top-level module is one cluster and lies in one split."""
     random = Random(f"code {split} seed {seed} row {row}")
-    files = _files(split)
+    files, ends = _files(split)
     for _ in range(MOST_DRAWS):
-        module, path = pick(random, files)
+        module, path = files[bisect(ends, random.random() * ends[-1])]
         found = snippets(_text(path), knobs.context)
-        if not found:
+        # A file that is mostly tables holds few snippets for its length; they must not come again and again.
+        if random.random() * len(_text(path)) > len(found) * knobs.context:
             continue
         snippet = pick(random, found)
+        if any(_flat(snippet) in _library(earlier) for earlier in SPLITS[: SPLITS.index(split)]):
+            continue  # what modules have in common belongs to the split that is trained on
         spans = [
             (start, end)
             for start, end in spans_of(snippet, knobs.span, random)
-            if SHORTEST_SPAN <= end - start <= knobs.longest
+            if SHORTEST_SPAN <= end - start <= min(knobs.longest, len(snippet) // 2)
         ]
         if spans:
             start, end = pick(random, spans)
@@ -101,10 +107,21 @@ def _reads_as(text: str, node: ast.expr) -> bool:
 
 
 @cache
-def _files(split: str) -> tuple[tuple[str, Path], ...]:
-    from evals.corpora import stdlib_files
+def _files(split: str) -> tuple[list[tuple[str, Path]], list[int]]:
+    """(module, path) of every file of the split, and where each ends when they are laid end to end, in bytes."""
+    files = [(module, path) for side, module, path in stdlib_files() if side == split]
+    return files, list(accumulate(path.stat().st_size for _, path in files))
 
-    return tuple((module, path) for side, module, path in stdlib_files() if side == split)
+
+@cache
+def _library(split: str) -> str:
+    """All sources of a split, flat."""
+    return "".join(_flat(_text(path)) for _, path in _files(split)[0])
+
+
+def _flat(text: str) -> str:
+    """The text without indentation, each line between line ends."""
+    return "\n" + "".join(line.strip() + "\n" for line in text.splitlines())
 
 
 @cache
@@ -134,7 +151,7 @@ TASKS = (
         name="code",
         description="Fill in what was cut from a few statements of Python's standard library.",
         group="infill",
-        splits=("train", "dev", "test"),
+        splits=SPLITS,
         knobs=CodeKnobs,
         schema=None,
         make=make,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evals.corpora import stdlib_files
 from evals.tasks import Example, get_task
 from evals.tasks.code import snippets, spans_of
 from evals.tasks.infill import edit_similarity, gap_prompt, sides
@@ -36,6 +37,7 @@ def test_prefix_answer_and_suffix_are_python_and_gold_is_right(split, span):
         prefix, suffix = sides(row.prompt)
         ast.parse(prefix + row.response + suffix)
         assert 4 <= len(row.response) <= 60
+        assert len(row.response) <= len(prefix + suffix), "there is something to go by"
         assert len(prefix + row.response + suffix) <= 140
         assert CODE.score(row.response, row).exact
         assert not CODE.score(row.response + "~", row).exact
@@ -78,6 +80,21 @@ def test_no_module_stands_in_two_splits():
     modules = [{row.template for row in rows(split, 150)} for split in CODE.splits]
     assert all(len(some) > 3 for some in modules)
     assert not modules[0] & modules[1] and not modules[0] & modules[2] and not modules[1] & modules[2]
+
+
+def test_no_snippet_of_dev_or_test_stands_in_a_module_of_train():
+    def flat(text):
+        return "\n".join(line.strip() for line in text.splitlines())
+
+    trained = "\n".join(flat(path.read_text(errors="replace")) for split, _, path in stdlib_files() if split == "train")
+    for split in ("dev", "test"):
+        for row in rows(split, 60):
+            prefix, suffix = sides(row.prompt)
+            assert f"\n{flat(prefix + row.response + suffix)}\n" not in trained
+
+
+def test_rows_seldom_repeat():
+    assert len({row.prompt for row in rows(count=300)}) > 290
 
 
 def test_an_answer_that_breaks_the_syntax_fails_the_first_stage_and_keeps_its_similarity():

@@ -13,7 +13,7 @@ FIRST_ROWS = {
     "list": "b5a06ca5f42b4246",
     "chain": "2d21a0e1604de276",
     "add": "9339813d653a9401",
-    "multiply": "37cafe1c58436d3b",
+    "multiply": "7c0e57c9a9b84f18",
     "path": "d6e2f6b39d083c13",
     "sudoku": "837a38a831c51c9d",
     "latin": "1c83e4c8f5a44ae2",
@@ -70,7 +70,9 @@ def test_fewer_rows_are_a_prefix_and_split_and_seed_change_them(name):
     assert len({tuple(row.prompt for row in variant) for variant in made}) == 4
 
 
-@pytest.mark.parametrize(("name", "knobs"), [("multiply", {}), ("add", {"digits": "2"}), ("sudoku", {}), ("latin", {})])
+@pytest.mark.parametrize(
+    ("name", "knobs"), [("multiply", {"digits": "2"}), ("add", {"digits": "2"}), ("sudoku", {}), ("latin", {})]
+)
 def test_no_prompt_stands_in_two_splits_even_where_rows_repeat(name, knobs):
     prompts = [{row.prompt for row in rows(name, split, 2000, **knobs)} for split in ("train", "dev", "test")]
     assert all(map(len, prompts))

@@ -58,7 +58,9 @@ class Columns:
         self, model: Transformer, valid_BL: Tensor, config: AutoregressiveConfig, rows_B: Tensor | None = None
     ):
         self.model, self.config, self.start = model, config, 0
-        self.valid_BL, self.positions_BL = valid_BL, logical_positions(valid_BL)
+        # Guesses may go beyond the longest row that the model, or a draft model made for shorter ones, was made for.
+        self.valid_BL = valid_BL
+        self.positions_BL = logical_positions(valid_BL).clamp(max=model.config.max_length - 1)
         self.seen_BL = valid_BL.long().cumsum(-1)
         self.rows_B = torch.arange(len(valid_BL), device=valid_BL.device)
         self.keys_B = row_keys(config.seed, self.rows_B if rows_B is None else rows_B.to(valid_BL.device))

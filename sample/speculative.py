@@ -58,8 +58,9 @@ def decode_speculatively(
     tokens_BP, valid_BP = check_prompts(model, prompts, config)
     rows, start = tokens_BP.shape
     end_id, guesses, limit = model.config.end_token_id, speculation.draft_length, start + config.max_new_tokens
-    # Behind the last column there is room for guesses that nobody will keep.
-    extra = torch.full((rows, config.max_new_tokens + guesses + 1), model.config.pad_token_id, device=model.device)
+    # One column behind the last takes all guesses that go further: nobody sees or keeps it, and the buffers have one
+    # shape, and so one compiled prefill, whatever the draft length.
+    extra = torch.full((rows, config.max_new_tokens + 1), model.config.pad_token_id, device=model.device)
     tokens_BL = torch.cat([tokens_BP, extra], dim=1)
     valid_BL = torch.cat([valid_BP, torch.ones_like(extra, dtype=torch.bool)], dim=1)
     state, ledger = Columns(model, valid_BL, config, rows_B), Ledger(rows, model.device)
@@ -81,18 +82,18 @@ def decode_speculatively(
                 break
         drafts_BW = drafter.propose(tokens_BL, newest_B, guesses, ~done_B, hidden_BD)
         width = drafts_BW.shape[1] + 1
-        columns_BW = newest_B[:, None] + torch.arange(width, device=model.device)
-        columns_BW = columns_BW.clamp(max=tokens_BL.shape[1] - 1)
+        columns_BW = (newest_B[:, None] + torch.arange(width, device=model.device)).clamp(max=limit)
         inputs_BW = torch.cat([tokens_BL.gather(1, newest_B[:, None]), drafts_BW], dim=1)
         drawn_BW, hidden_BWD = state.draw(inputs_BW, columns_BW)
         ledger.count("verify", state.rows_B, ~done_B, width, state.real_before(columns_BW[:, -1]))
         agreed_B = (drawn_BW[:, :-1] == drafts_BW).long().cumprod(-1).sum(-1)
         grown_B = torch.where(done_B, 0, agreed_B + 1)
-        targets_BW = (columns_BW + 1).clamp(max=tokens_BL.shape[1] - 1)
+        targets_BW = (columns_BW + 1).clamp(max=limit)
         kept_BW = torch.arange(width, device=model.device) < grown_B[:, None]
         tokens_BL.scatter_(1, targets_BW, torch.where(kept_BW, drawn_BW, tokens_BL.gather(1, targets_BW)))
-        ledger.thrown_away.index_add_(0, state.rows_B, torch.where(done_B, 0, width - grown_B))
-        newest_B = newest_B + grown_B
+        reached_B = (newest_B + grown_B).clamp(max=limit)
+        ledger.thrown_away.index_add_(0, state.rows_B, torch.where(done_B, 0, width - (reached_B - newest_B)))
+        newest_B = reached_B
         hidden_BD = hidden_BWD.take_along_dim((grown_B - 1).clamp(min=0)[:, None, None], 1)[:, 0]
         verified += 1
     return _finished(finished_BL, finished_B, ledger, start, limit, model.config.pad_token_id, end_id)

@@ -278,7 +278,7 @@ def test_speculation_is_measured_beside_plain_decoding_of_the_same_rows(compared
         assert [way["draft_length"] for way in chosen] == [found["draft_length"]]
         assert chosen[0]["predicted_faster_than_plain"] == found["predicted_faster_than_plain"] > 0
         assert {way["draft_length"] for way in ways if way["drafter"] == found["drafter"]} == {2, found["draft_length"]}
-    assert len(result["tuned"][-1]["shares"]) == 4, "there are four heads"
+    assert len(result["tuned"][-1]["shares"]) == 6, "there are six heads"
 
 
 def test_speculation_is_measured_on_rows_of_any_file_and_shown_as_a_table(compared, tmp_path, capsys):

@@ -253,12 +253,26 @@ def test_heads_guess_no_further_than_they_are_many_and_cost_no_pass(ending_model
     assert account.passes["draft"] == 0
 
 
-def test_a_row_at_the_models_longest_is_decoded_to_its_end(tiny_model):
-    """Guesses run past the longest row; none of them is kept."""
-    model = tiny_model("autoregressive", max_length=12)
-    config = AutoregressiveConfig(10)
-    made = decode_speculatively(model, [[11, 1]], config, drafter=PromptLookup(), speculation=Speculation(8))
-    assert made.answers() == decode(model, [[11, 1]], config).answers()
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("length", [1, 8, 40])
+def test_a_row_at_the_models_longest_is_decoded_to_its_end(tiny_model, drafter, length):
+    """Guesses run past the longest row, and past a draft model that was made for shorter ones; none of them is kept."""
+    model, config = tiny_model("autoregressive", seed=1, max_length=12), AutoregressiveConfig(10)
+    plain = decode(model, [[11, 1]], config)
+    assert len(plain.answer(0)) == 10, "it does not end before"
+    chosen = DRAFTERS[drafter](model, tiny_model("autoregressive", seed=5, layers=1, max_length=6), config)
+    made = decode_speculatively(model, [[11, 1]], config, drafter=chosen, speculation=Speculation(length))
+    assert made.answers() == plain.answers()
+
+
+def test_every_position_of_a_verify_pass_is_kept_or_thrown_away(ending_model, prompts):
+    """Also where a draft goes beyond the end token or the limit. The first token comes with the prefill."""
+    model, config = ending_model("autoregressive"), AutoregressiveConfig(RESPONSE)
+    for length in (1, 4, 30):
+        drafter = DraftModel(model, config)
+        made = decode_speculatively(model, prompts, config, drafter=drafter, speculation=Speculation(length))
+        for account in made.ledger.rows():
+            assert account.kept + account.thrown_away == 1 + account.positions["verify"]
 
 
 def test_wrong_use_is_refused_by_name(tiny_model):

@@ -83,12 +83,12 @@ def test_the_shipped_config_takes_two_steps_and_leaves_heads_and_a_log(twin, tmp
     assert [folder] == checkpoints_in(tmp_path / "heads")
     log = [json.loads(line) for line in (tmp_path / "heads" / "log.jsonl").read_text().splitlines()]
     assert [record["step"] for record in log] == [1, 2]
-    assert all(len(record["loss_by_head"]) == 4 for record in log)
+    assert all(len(record["loss_by_head"]) == 6 for record in log)
     made_of = json.loads((folder / "training.json").read_text())
     assert made_of["config"]["steps"] == 2
     assert made_of["data"]["rows"] == 56
     model, _ = load_checkpoint(checkpoints_in(twin / "run")[-1])
-    assert len(load_heads(folder, model)) == 4
+    assert len(load_heads(folder, model)) == 6
 
 
 def test_the_same_seed_gives_the_same_heads_and_leaves_the_model_as_it_was(twin, tmp_path):

@@ -117,7 +117,7 @@ def _speculation(path: Path) -> dict[str, str]:
     claim = "lossless speculation gives the autoregressive side a factor of 2 to 4"
     if not path.exists():
         return _row(claim, NOT_SHOWN, "run `python -m evals speculation` into this folder")
-    ways = [way for way in read_record(path)["result"] if way["drafter"] != "plain"]
+    ways = [way for way in read_record(path)["result"]["ways"] if way["drafter"] != "plain"]
     best = max(ways, key=lambda way: way["faster_than_plain"])
     factor = best["faster_than_plain"]
     verdict = CONFIRMED if LOSSLESS[0] <= factor <= LOSSLESS[1] else REFUTED

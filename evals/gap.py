@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from evals.comparison import GapConfig, TaskSection, read_rows, trainings, write_data
+from evals.gates import run_gates
 from evals.metrics import summarize
 from evals.records import read_record, write_record
 from evals.report import write_report
@@ -31,6 +32,9 @@ from mdlm.cpu import keep_large_buffers
 
 ALLOWED_LOSS = 0.01
 """How close to an arm's best on dev the frozen setting must come, in leaf values and in exact match."""
+
+GATE_ROWS = 2
+"""Dev prompts of each task that the gates decode."""
 
 Rows = dict[str, list[dict[str, str]]]
 
@@ -67,6 +71,7 @@ class Cells:
         self, config: GapConfig, folder: Path, splits: Sequence[str], arm: Objective, seed: int, run: Path
     ) -> None:
         self.config, self.arm = config, arm
+        self.gated = seed == config.seeds[0]  # what they judge is the decoder, which all seeds share
         self.folder = folder / "records" / f"{arm}-seed{seed}"
         paths = {split: folder / "data" / f"{split}.jsonl" for split in splits if split != "train"}
         self.rows: dict[str, Rows] = {split: read_rows(config, path, split) for split, path in paths.items()}
@@ -99,6 +104,8 @@ class Cells:
         for split in self.rows:
             if split != "dev":
                 yield from self._quality(f"{split}-frozen", self.last, frozen, split)
+        if self.gated:
+            yield self._gates(frozen)
         yield from self._speed(frozen)
         for checkpoint in self.checkpoints[:-1]:
             yield from self._quality(f"curve-{checkpoint.name}", checkpoint, frozen, "dev")
@@ -118,6 +125,18 @@ class Cells:
                 return quality(loaded, setting, split, self.config.sections[task], rows, self.config.batch_size)
 
             yield self._cell(task, name, "curve" if isinstance(arm, Path) else "quality", make)
+
+    def _gates(self, frozen: Setting) -> Path:
+        """The gates on the arm's frozen setting, over the first dev prompts of every task."""
+        path = self.folder / "gates.json"
+        if not path.exists():
+            arm = Arm(self.last.folder, dtype=torch.float32, device=self.loading["device"])
+            texts = [row["prompt"] for rows in self.rows["dev"].values() for row in rows[:GATE_ROWS]]
+            prompts = [prompt for prompt in arm.encode(texts) if len(prompt) <= arm.prompt_columns]
+            columns = (arm.prompt_columns, arm.response_columns)
+            made = run_gates(arm.model, frozen, prompts, *columns, compiled=self.config.speed_compiled)
+            write_record(path, kind="gates", settings=self.about, result=made)
+        return path
 
     def _speed(self, frozen: Setting) -> Iterator[Path]:
         modes = {"speed-eager": False} | ({"speed-compiled": True} if self.config.speed_compiled else {})

@@ -40,6 +40,9 @@ def write_report(folder: str | Path) -> dict[str, Any]:
     return summary
 
 
+HEADLINE = 1_000
+"""Test rows of a task that a headline needs."""
+
 Titled = tuple[str, list[dict[str, str]]]
 
 
@@ -189,6 +192,10 @@ def introduction(records: Records) -> str:
 
 def reading(records: Records) -> list[str]:
     """How to read the tables, one sentence or two an item."""
+    fewest = min(
+        result["n"] for task in records.tasks for result in records.results(TWIN, task, "test-frozen").values()
+    )
+    small = [f"A task has {fewest:,} test rows; below {HEADLINE:,} nothing here is a headline."]
     notes = [
         "A pass is one call of the trunk: prefill, denoise, store and decode alike. `tok/forward` is the answer's "
         "tokens, without its end token, over all passes.",
@@ -210,7 +217,7 @@ def reading(records: Records) -> list[str]:
     config = records.settings["config"]
     if any(section["file"] for section in [config["task"], *config["tasks"].values()]):
         notes.append("A file's rows are used for several epochs; repetition favours diffusion.")
-    return notes
+    return (small if fewest < HEADLINE else []) + notes
 
 
 def markdown(records: Records, found: list[Titled], notes: list[str], figures: list[str]) -> str:

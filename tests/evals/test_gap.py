@@ -12,6 +12,7 @@ import pytest
 from evals.gap import main
 from evals.memory import main as memory
 from evals.presets import main as presets
+from evals.report import write_report
 from evals.speculation import main as speculation
 from evals.throughput import main as throughput
 from mdlm.errors import UserError, run_command
@@ -129,6 +130,26 @@ def test_one_model_of_each_arm_learns_all_tasks_of_a_suite_and_each_is_measured_
             cells = {name: found[f"{arm}-seed{seed}/{name}/test-frozen"] for name in ("kyc", "sql", "towns")}
             assert len({cell["result"]["setting"] for cell in cells.values()}) == 1  # one setting, not one a task
             assert [cell["settings"]["group"] for cell in cells.values()] == ["structured", "structured", "real"]
+
+
+def test_the_gates_of_every_arm_passed_and_stand_in_the_report(compared):
+    summary = json.loads((compared / "summary.json").read_text())
+    assert {gate["arm"] for gate in summary["gates"]} == {"autoregressive", "masked_diffusion", "block_diffusion"}
+    assert all(gate["passed"] for gate in summary["gates"])
+    assert "lossless speculation" in (compared / "report.md").read_text()
+
+
+def test_a_report_refuses_every_headline_when_a_gate_failed_and_names_it(compared, tmp_path):
+    folder = shutil.copytree(compared, tmp_path / "run")
+    path = folder / "records" / "block_diffusion-seed0" / "gates.json"
+    record = json.loads(path.read_text())
+    record["result"][0] |= {"passed": False, "detail": "row 0, token 3"}
+    path.write_text(json.dumps(record))
+    write_report(folder)
+    for name in ("report.md", "report.txt", "report.html"):
+        text = " ".join((folder / name).read_text().split())
+        assert "REFUSED" in text and "rows independent (block_diffusion, seed 0)" in text and "token 3" in text
+        assert "exact ÷ twin" not in text.split("How to read it")[0] and "Speed at one stream" not in text
 
 
 def test_the_report_of_a_suite_has_groups_seeds_and_claims(suite):

@@ -17,6 +17,7 @@ COMMANDS = {
     "estimators": ("evals.estimators:main", "compare ways to draw a NELBO's samples by their standard error"),
     "corpus": ("evals.corpus:main", "train the arms on text and compare their likelihoods"),
     "speculation": ("evals.speculation:main", "lossless speculation on the autoregressive twin of a comparison"),
+    "lm-eval": ("evals.harness_cli:main", "tasks of lm-eval on a checkpoint, likelihoods with their bound's name"),
     "memory": ("evals.memory:main", "peak memory of decoding by canvas length"),
     "speed": ("evals.speed:main", "time a training step and the decoders against the machine's own floor"),
 }

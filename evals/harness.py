@@ -60,15 +60,17 @@ class Scored:
     prompt: list[int]
     response: list[int]
     start: int = 0
+    tokens: int = 0
+    """How many its noise is drawn for: as many as the question's longest choice has, where that is more."""
 
 
 @register_model("mdlm")
 class CheckpointLM(LM):
     """One checkpoint under lm-eval.
 
-    The noise of a bound depends on the seed and the question (task and document) alone, so that it is common to the
-    choices of a question: equally long ones have the same positions masked, unequal ones share mask rates and the
-    masking order of the positions both have. Differences between choices then vary less than the bounds themselves.
+    The noise of a bound depends on the seed and the question (task and document), so that it is common to the choices
+    of a question: it is drawn for the longest one, and a shorter one has the same positions masked with the same
+    weights as far as it goes. Differences between choices then vary less than with noise of their own.
 
     Args:
         checkpoint: a checkpoint's or a run's folder.
@@ -139,11 +141,16 @@ class CheckpointLM(LM):
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """(−nats, is_greedy) of each continuation given its context; (0, True) for an empty one."""
         pairs = [tuple(map(self.tokenizer.encode, request.args)) for request in requests]
+        longest: dict[int, int] = defaultdict(int)
+        for request, (_, continuation) in zip(requests, pairs, strict=True):
+            number = noise_number(request)
+            longest[number] = max(longest[number], len(continuation))
         rows = {
             index: self._row(noise_number(request), context, continuation)
             for index, (request, (context, continuation)) in enumerate(zip(requests, pairs, strict=True))
             if continuation
         }
+        rows = {index: replace(row, tokens=longest[row.number]) for index, row in rows.items()}
         nats = dict(zip(rows, self._nats(list(rows.values())), strict=True))
         greedy = self._greedy(pairs) if self.greedy else [False] * len(pairs)
         return [(-nats[index], greedy[index]) if index in rows else (0.0, True) for index in range(len(pairs))]
@@ -256,8 +263,8 @@ class CheckpointLM(LM):
         }
         if self.model.config.objective == "autoregressive":
             return autoregressive_nll(self.model, tokens_BL, **shared)
-        numbers = [row.number for row in rows]
-        shared |= {"seed": self.seed, "rows_B": numbers, "noise_tokens": self.max_length}
+        sizes = [max(row.tokens, len(row.response) - row.start) for row in rows]
+        shared |= {"seed": self.seed, "rows_B": [row.number for row in rows], "noise_tokens_B": sizes}
         return nelbo(self.model, tokens_BL, num_samples=self.num_samples, **shared)
 
     def _wanted(self, context: list[int], max_new_tokens: int | None, *, text: str = "") -> Request:

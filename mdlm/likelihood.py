@@ -83,7 +83,7 @@ def nelbo(
     response_start: int = 0,
     first_row: int = 0,
     rows_B: Sequence[int] | None = None,
-    noise_tokens: int | None = None,
+    noise_tokens_B: Sequence[int] | None = None,
     independent: bool = False,
 ) -> Estimate:
     """The negative evidence lower bound, estimated: nats at or above −log p. MDLM (2406.07524), BD3-LM (2503.09573).
@@ -108,9 +108,9 @@ def nelbo(
         response_start: the column blocks count from.
         first_row: the number of the first row, for a set that is evaluated batch by batch.
         rows_B: each row's number in place of that; rows of one number draw common noise.
-        noise_tokens: draw noise for so many scored tokens of a row, of which it uses the first: rows of one number and
-            unequal lengths then share times, and the order among the scored tokens that both have. None: for as many
-            as there are.
+        noise_tokens_B: draw each row's masks for so many scored tokens, of which it has the first; default: as many as
+            it has. Rows of one number and unequal lengths, drawn for the longest, have equal masks where both have
+            tokens. The bound stays one: tokens that a row lacks only leave the others' order as uniform as it was.
         independent: draw times and masks independently; only to see what stratification saves.
     """
     _refuse_autoregressive(denoiser)
@@ -126,8 +126,6 @@ def nelbo(
     samples, exact = -(-num_samples // replicates), False
     if schedule is None and rows.block_length == 1:
         replicates, samples, exact = 1, 1, True  # one token a block is the chain rule: nothing is drawn
-    if noise_tokens is not None and noise_tokens < int(rows.tokens_B.max()):
-        raise UserError(f"noise_tokens is {noise_tokens}, a row has {int(rows.tokens_B.max())} scored tokens; raise it")
     numbers_B = range(first_row, first_row + len(rows.tokens_BL)) if rows_B is None else rows_B
     shape = (len(rows.tokens_BL), replicates, samples, tokens_BL.shape[1])
     masked_BKSL = torch.zeros(shape, dtype=torch.bool)
@@ -135,9 +133,11 @@ def nelbo(
     for row in range(shape[0]):
         columns_N = rows.scored_BL[row].nonzero().flatten().cpu()
         block_N = rows.block_L.cpu()[columns_N]
-        masked_BKSL[row, ..., columns_N], weight_BKSL[row, ..., columns_N] = _draw(
-            block_N, schedule, replicates, samples, seed, numbers_B[row], independent, noise_tokens
-        )
+        if noise_tokens_B is not None:
+            block_N = torch.cat([block_N, rows.blocks_behind(columns_N, noise_tokens_B[row])])
+        masks_KSN, weight_KSN = _draw(block_N, schedule, replicates, samples, seed, numbers_B[row], independent)
+        masked_BKSL[row, ..., columns_N] = masks_KSN[..., : len(columns_N)]
+        weight_BKSL[row, ..., columns_N] = weight_KSN[..., : len(columns_N)]
     row_M = torch.arange(shape[0]).repeat_interleave(replicates * samples)
     nats_ML = rows.masked_nats(row_M.to(rows.device), masked_BKSL.flatten(0, 2).to(rows.device))
     nats_BKSL = nats_ML.cpu().view(shape) * weight_BKSL
@@ -153,7 +153,6 @@ def _draw(
     seed: int,
     row: int,
     independent: bool,
-    noise_tokens: int | None,
 ) -> tuple[Tensor, Tensor]:
     """What one row's samples mask, and how much each masked token weighs, both (K, S, N).
 
@@ -166,7 +165,6 @@ def _draw(
     _, block_N = block_N.unique(return_inverse=True)  # blocks without scored tokens take no part
     own, shared = _generator(seed, row), _generator(seed)
     blocks, tokens = int(block_N.max()) + 1, len(block_N)
-    drawn = (replicates, samples, noise_tokens or tokens)
     width_S1 = torch.ones(samples, 1, dtype=torch.float64)
     if independent:
         times_KSJ = 1 - torch.rand(replicates, samples, blocks, generator=own, dtype=torch.float64)
@@ -184,11 +182,11 @@ def _draw(
         width_S1 = width_S1 * samples
     times_KSN = times_KSJ[..., block_N]
     if schedule is not None:
-        noise_KSN = torch.rand(*drawn, generator=own, dtype=torch.float64)[..., :tokens]
+        noise_KSN = torch.rand(replicates, samples, tokens, generator=own, dtype=torch.float64)
         return noise_KSN < schedule.mask_rate(times_KSN), width_S1 * schedule.loss_weight(times_KSN)
     size_N = block_N.bincount()[block_N]
     count_KSN = (times_KSN * size_N).ceil().long().clamp(min=1)
-    noise_KSN = torch.rand(*drawn, generator=own, dtype=torch.float64)[..., :tokens]
+    noise_KSN = torch.rand(replicates, samples, tokens, generator=own, dtype=torch.float64)
     # A token's place in a random order of its block, 0 first.
     place_KSN = (block_N + noise_KSN).argsort(-1).argsort(-1) - _starts(block_N)
     if not independent:

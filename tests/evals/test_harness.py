@@ -71,14 +71,10 @@ def row(tokenizer, context, response, columns):
 
 
 def answers_of(folder, prompts, capsys, *options):
-    """The texts of what the sampling command answers."""
-    return [result["text"] for result in results_of(folder, prompts, capsys, *options)]
-
-
-def results_of(folder, prompts, capsys, *options):
+    """What the sampling command answers."""
     argv = ["--checkpoint", str(folder), "--json", *(word for text in prompts for word in ("--prompt", text)), *options]
     assert run_command(sample, argv) == 0
-    return json.loads(capsys.readouterr().out)["results"]
+    return [result["text"] for result in json.loads(capsys.readouterr().out)["results"]]
 
 
 def write_task(folder, name, rows, **settings):
@@ -222,23 +218,23 @@ def test_noise_belongs_to_the_question_not_to_the_choice_or_the_batch(arms, arm)
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_greedy_is_what_the_decoder_begins_its_answer_with(arms, arm, capsys, tokenizer):
+def test_greedy_is_what_the_decoder_begins_its_answer_with(arms, arm, tokenizer):
+    """A planted model whose every token is " the": it answers that alone, as many as there are columns."""
     folder, _ = arms[arm]
-    questions = [f"say {word}" for text in TEXTS for word in text.split()]
-    requests, expected = [], []
     lm = CheckpointLM(folder, num_samples=8)
-    for n, (question, result) in enumerate(zip(questions, results_of(folder, questions, capsys), strict=True)):
-        beginnings = [result["tokens"][:size] for size in range(1, len(result["tokens"]))]
-        begun = [b for b in beginnings if tokenizer.encode(tokenizer.decode(b)) == b]  # tokens that a text can ask for
-        if not begun:
-            continue
-        texts = [tokenizer.decode(begun[-1]), tokenizer.decode(begun[-1]) + "0", ""]
-        requests += [asked(question, text, doc_id=n) for text in texts]
-        expected += [True, tokenizer.encode(texts[1]) in beginnings, True]
-    assert {True, False} == set(expected[::3] + expected[1::3])
-    got = lm.loglikelihood(requests)
-    assert [greedy for _, greedy in got] == expected
-    assert got[2][0] == 0.0
+    weights = {name: torch.zeros_like(weight) for name, weight in lm.model.state_dict().items()}
+    weights["embed_tokens.weight"] += 1
+    weights["norm.weight"] += 1
+    (the,) = tokenizer.encode(" the")
+    weights["lm_head.weight"][the] = 1
+    lm.model.load_state_dict(weights)
+    texts = {" the": True, " the the the": True, " the cat": False, "red": False, "": True}
+    got = lm.loglikelihood([asked("say", text, doc_id=n) for n, text in enumerate(texts)])
+    assert [greedy for _, greedy in got] == list(texts.values())
+    assert got[-1][0] == 0.0
+    assert lm.generate_until([asked("say", {"until": "the the", "max_gen_toks": 8}, kind="generate_until")]) == [" "]
+    silent = CheckpointLM(folder, num_samples=8, greedy=False)
+    assert not any(greedy for _, greedy in silent.loglikelihood([asked("say", " the")]))
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -14,7 +14,7 @@ from mdlm.errors import UserError
 from mdlm.provenance import checkout
 
 FORMAT_VERSION = 1
-LIBRARIES = ("torch", "numpy", "scipy", "tokenizers", "safetensors", "datasets", "accelerate")
+LIBRARIES = ("torch", "numpy", "scipy", "tokenizers", "safetensors", "datasets", "accelerate", "lm_eval")
 
 
 def make_record(kind: str, settings: dict[str, Any], result: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -81,6 +82,8 @@ def nelbo(
     valid_BL: Tensor | None = None,
     response_start: int = 0,
     first_row: int = 0,
+    rows_B: Sequence[int] | None = None,
+    noise_tokens_B: Sequence[int] | None = None,
     independent: bool = False,
 ) -> Estimate:
     """The negative evidence lower bound, estimated: nats at or above −log p. MDLM (2406.07524), BD3-LM (2503.09573).
@@ -104,6 +107,10 @@ def nelbo(
         valid_BL: False at padding.
         response_start: the column blocks count from.
         first_row: the number of the first row, for a set that is evaluated batch by batch.
+        rows_B: each row's number in place of that; rows of one number draw common noise.
+        noise_tokens_B: draw each row's masks for so many scored tokens, of which it has the first; default: as many as
+            it has. Rows of one number and unequal lengths, drawn for the longest, have equal masks where both have
+            tokens. The bound stays one: tokens that a row lacks only leave the others' order as uniform as it was.
         independent: draw times and masks independently; only to see what stratification saves.
     """
     _refuse_autoregressive(denoiser)
@@ -119,15 +126,18 @@ def nelbo(
     samples, exact = -(-num_samples // replicates), False
     if schedule is None and rows.block_length == 1:
         replicates, samples, exact = 1, 1, True  # one token a block is the chain rule: nothing is drawn
+    numbers_B = range(first_row, first_row + len(rows.tokens_BL)) if rows_B is None else rows_B
     shape = (len(rows.tokens_BL), replicates, samples, tokens_BL.shape[1])
     masked_BKSL = torch.zeros(shape, dtype=torch.bool)
     weight_BKSL = torch.zeros(shape, dtype=torch.float64)
     for row in range(shape[0]):
         columns_N = rows.scored_BL[row].nonzero().flatten().cpu()
         block_N = rows.block_L.cpu()[columns_N]
-        masked_BKSL[row, ..., columns_N], weight_BKSL[row, ..., columns_N] = _draw(
-            block_N, schedule, replicates, samples, seed, first_row + row, independent
-        )
+        if noise_tokens_B is not None:
+            block_N = torch.cat([block_N, rows.blocks_behind(columns_N, noise_tokens_B[row])])
+        masks_KSN, weight_KSN = _draw(block_N, schedule, replicates, samples, seed, numbers_B[row], independent)
+        masked_BKSL[row, ..., columns_N] = masks_KSN[..., : len(columns_N)]
+        weight_BKSL[row, ..., columns_N] = weight_KSN[..., : len(columns_N)]
     row_M = torch.arange(shape[0]).repeat_interleave(replicates * samples)
     nats_ML = rows.masked_nats(row_M.to(rows.device), masked_BKSL.flatten(0, 2).to(rows.device))
     nats_BKSL = nats_ML.cpu().view(shape) * weight_BKSL

@@ -86,6 +86,13 @@ class Rows:
         """The bound's name, with its block length where there are blocks."""
         return bound if self.block_length is None else f"{bound}:block_{self.block_length}"
 
+    def blocks_behind(self, columns_N: Tensor, total: int) -> Tensor:
+        """Blocks of the columns that would follow a row's scored ones if it had `total` of them."""
+        if total < len(columns_N):
+            raise UserError(f"noise for {total} tokens is too little: a row has {len(columns_N)} scored ones")
+        behind_N = columns_N[-1] + 1 + torch.arange(total - len(columns_N)) - self.start
+        return torch.zeros_like(behind_N) if self.block_length is None else behind_N // self.block_length
+
     def masked_nats(self, row_M: Tensor, masked_ML: Tensor) -> Tensor:
         """−log p of each masked token given its block's visible tokens and clean earlier blocks; 0 elsewhere, (M, L).
 

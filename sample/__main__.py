@@ -224,7 +224,7 @@ class Run:
         )
 
 
-def _batches(requests: list[Request], size: int) -> Iterator[list[Request]]:
+def batches(requests: list[Request], size: int) -> Iterator[list[Request]]:
     """Neighbours with responses of one width, at most `size` at once, in the order given."""
     batch: list[Request] = []
     for request in requests:
@@ -248,7 +248,7 @@ def _results(
         disable=not silent or len(requests) <= options.batch_size,
     ) as progress:
         task = progress.add_task("prompts", total=len(requests))
-        for batch in _batches(requests, options.batch_size):
+        for batch in batches(requests, options.batch_size):
             show = Show(batch, run.tokenizer, console, options.show) if options.show is not None else None
             yield from run.decode(batch, show, trace)
             progress.advance(task, len(batch))

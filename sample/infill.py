@@ -136,8 +136,12 @@ class Layout:
                 f"--max-new-tokens {columns}: {name} has {len(prompt)} tokens and the model was made for "
                 f"{self.model.max_length} in all; ask for at most {room}"
             )
+        return self.continuation(text, prompt, columns)
+
+    def continuation(self, text: str, prompt: list[int], columns: int) -> Request:
+        """A row with an answer of so many columns behind a prompt's tokens, whole blocks of them where those fit."""
         if self.model.objective == "block_diffusion":
-            columns = self._whole_blocks(columns, room)
+            columns = self._whole_blocks(columns, self.model.max_length - len(prompt))
         return Request(text, prompt, [self.tokenizer.mask_id] * columns)
 
     def _infill(self, text: str, name: str) -> Request:

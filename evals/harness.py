@@ -1,10 +1,11 @@
 """A checkpoint as a model of lm-eval: `mdlm` in its registry, for all three objectives.
 
 `python -m evals lm-eval` runs it (evals/harness_cli.py). lm-eval has no plugins, so that its own command line needs
-this module imported first; all its options then work:
+this module imported first; all its options then work (its default device is a GPU):
 
     python -c "import evals.harness, lm_eval.__main__ as m; m.cli_evaluate()" run --model mdlm \
-        --model_args checkpoint=runs/demo/block_diffusion-seed0,num_samples=64 --tasks NAME --include_path DIR
+        --model_args checkpoint=runs/demo/block_diffusion-seed0,num_samples=64 --device cpu \
+        --tasks NAME --include_path DIR
 
 What is scored: the continuation as the beginning of the response, −log p of its tokens for an autoregressive model, the
 NELBO (mdlm/likelihood.py) at or above that for a diffusion model. No end token is scored behind it; a diffusion model
@@ -127,6 +128,7 @@ class CheckpointLM(LM):
             **self.about,
             "objective": self.model.config.objective,
             "checkpoint": str(self.folder),
+            "weights_sha256": hashlib.sha256((self.folder / "model.safetensors").read_bytes()).hexdigest(),
             "parameters": self.model.num_parameters,
             "noise": "common to the choices of a question",
             "context": "text" if self.is_text else "prompt",

@@ -125,7 +125,8 @@ def _table(record: dict[str, Any]) -> str:
     model = record["settings"]["model"]
     lines = [f"{model['checkpoint']} ({model['objective']})"]
     if model["bound"]:
-        lines.append(f"likelihoods: {model['bound']}, {model['num_samples']} canvases each, noise {model['noise']}")
+        drawn = "" if model["exact"] else f", {model['num_samples']} canvases each, noise {model['noise']}"
+        lines.append(f"likelihoods: {model['bound']}{drawn}")
     for task, metrics in record["result"]["results"].items():
         for name, value in metrics.items():
             if isinstance(value, float) and "_stderr" not in name:

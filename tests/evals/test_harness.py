@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -280,6 +282,24 @@ def test_decoder_options_are_those_of_the_sampling_command(arms, arm, options, c
     lm = CheckpointLM(folder, batch_size=1, **options)
     requests = [asked(text, {"until": []}, kind="generate_until") for text in ("say one", "red")]
     assert lm.generate_until(requests) == expected
+
+
+def test_the_command_line_of_lm_eval_runs_it_too(arms, tmp_path):
+    """As the module's docstring says; the results carry the bound's name."""
+    folder, _ = arms["block_diffusion"]
+    rows = [{"question": "say one", "choices": CHOICES, "gold": 0}]
+    write_task(tmp_path, "choose", rows, output_type="multiple_choice", doc_to_choice="{{choices}}",
+               doc_to_target="{{gold}}", metric_list=[{"metric": "acc"}])  # fmt: skip
+    code = "import evals.harness, lm_eval.__main__ as m; m.cli_evaluate()"
+    model_args = f"checkpoint={folder},num_samples=8,threshold=0.9"
+    argv = ["run", "--model", "mdlm", "--model_args", model_args, "--device", "cpu", "--tasks",
+            "choose", "--include_path", str(tmp_path), "--output_path", str(tmp_path / "out")]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=120,
+                          env=os.environ | {"HF_HOME": str(tmp_path / "cache")})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (written,) = (tmp_path / "out").rglob("results_*.json")
+    found = json.loads(written.read_text())["config"]
+    assert (found["bound"], found["num_samples"], found["decoder"]["threshold"]) == ("nelbo:block_8", 8, 0.9)
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(arms, tmp_path, capsys):

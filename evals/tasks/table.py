@@ -1,7 +1,7 @@
 """`table`: a CSV table to JSON rows, whole, or filtered and sorted as the first line asks.
 
-CSV is that of RFC 4180: fields with a comma, a quote or a line of their own are quoted, quotes inside are doubled. Cells
-of number columns become numbers, empty cells null, everything else text, digits of a text column too.
+CSV is that of RFC 4180: fields with a comma, a quote or a line of their own are quoted, quotes inside are doubled.
+Cells of number columns become numbers, empty cells null, everything else text, digits of a text column too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`credit`, `call` and `table`: gold is right by their own rule, rows are the same for ever, splits share no open value."""
+"""`credit`, `call` and `table`: gold is right by its own rule, rows stay the same, splits share no open value."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def _choice(random: Random, setting: str, options: dict[str, Any]) -> str:
 
 def _csv(form: Template, names: list[str], cells: list[list[str]]) -> str:
     file = io.StringIO()
-    quoting = csv.QUOTE_ALL if form.quote_all else csv.QUOTE_MINIMAL
+    quoting: Any = csv.QUOTE_ALL if form.quote_all else csv.QUOTE_MINIMAL
     csv.writer(file, delimiter=form.separator, quoting=quoting, lineterminator="\n").writerows([names, *cells])
     return file.getvalue().removesuffix("\n")
 

@@ -1,4 +1,7 @@
-"""`python -m train CONFIG [--section.key=value ...]`: from a data file to a checkpoint folder."""
+"""`python -m train CONFIG [--section.key=value ...]`: from a data file to a checkpoint folder.
+
+`python -m train plot RUN... --out FILE.png`: the curves of runs, on top of each other.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,15 @@ from mdlm.tokenizer import Tokenizer
 from train.config import TrainConfig
 from train.data import open_dataset, prepare, read_texts
 from train.loop import Run
+from train.plot import plot
 
 TOKENIZER_ROWS = 50_000
 """A new tokenizer is trained on at most so many rows."""
 
 
 def main(argv: list[str]) -> int:
+    if argv[:1] == ["plot"]:
+        return plot(argv[1:])
     flags = {"json": "end with one JSON line on stdout"}
     config, options = parse_config(TrainConfig, argv, prog="python -m train", flags=flags)
     if not config.output:

@@ -40,7 +40,8 @@ def main(argv: list[str]) -> int:
     folder, console = Path(config.output), Console(stderr=True)
     if config.resume == "never" and checkpoints_in(folder):
         raise UserError(f"{folder} already holds a run; go on with --resume=auto, or choose another --output")
-    with PartialState().main_process_first():
+    # Without `cpu` accelerate takes several processes on a CPU for as many single ones.
+    with PartialState(cpu=not torch.cuda.is_available()).main_process_first():
         tokenizer = _tokenizer(config, folder)
         train_set = _dataset(config, config.data.train, folder, "train", tokenizer)
         validation_set = None

@@ -94,6 +94,7 @@ class Run:
         self.train_manifest = train_set.manifest
         self.validation_manifest = validation_set.manifest if validation_set else None
         self.step, self.tokens_seen, self.predicted = 0, 0, 0
+        self._checkout = checkout()
         capacity = self.batches.capacity(config.loss)
         module = TrainingStep(self.model, config.loss, capacity, compiled=config.compile)
         self.module = self.accelerator.prepare(module)
@@ -260,8 +261,8 @@ class Run:
     def _report(self, seen: dict[str, Tensor]) -> None:
         """Writes the window's bad steps down. Raises `UserError` at the first, or where skipping left none to take."""
         action, steps = self.config.on_bad_step, len(seen["good"])
-        parts, first = list(self.gradient_norms.parts), self.step - steps
-        bad = describe_bad_steps(seen, first, float(self._limit), parts, self.batches.rows, action)
+        parts, before = list(self.gradient_norms.parts), self.step - steps
+        bad = describe_bad_steps(seen, before, float(self._limit), parts, self.batches.rows, action)
         if not bad:
             return
         told, path = bad if action == "skip" else bad[:1], self.folder / "bad_steps.jsonl"
@@ -271,9 +272,10 @@ class Run:
         for record in told if len(bad) < steps and action == "skip" else ():
             self.console.print(f"skipped step {record['step']}: loss {record['loss']}, {record['reason']}")
         if action == "stop" or len(bad) == steps:
-            what = "is a spike" if bad[0]["reason"] == "spike" else "or its gradient is not finite"
+            first = bad[0]
+            what = "is a spike" if first["reason"] == "spike" else "or its gradient is not finite"
             raise UserError(
-                f"the loss of step {bad[0]['step']} ({bad[0]['loss']}) {what}, see {path}; lower optimizer.lr and start "
+                f"the loss of step {first['step']} ({first['loss']}) {what}, see {path}; lower optimizer.lr and start "
                 "again, or go on from the last checkpoint with --resume=auto --on_bad_step=skip"
             )
 
@@ -324,7 +326,7 @@ class Run:
 
     def _provenance(self) -> dict[str, Any]:
         """What made these weights, for `training.json`."""
-        commit, changed = checkout()
+        commit, changed = self._checkout
         return {
             "config": asdict(self.config),
             "supervised_end": self.config.supervised_end,

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from mdlm import load_checkpoint
 from mdlm.checkpoint import checkpoints_in
@@ -21,63 +20,12 @@ from mdlm.objectives import LossConfig
 from mdlm.tokenizer import Tokenizer
 from sample import AutoregressiveConfig, DenoiseConfig, decode, denoise
 from sample.generation import canvas
+from tests.train.runs import HALF, SHAPE, STEPS, assert_equal_states, config_of, final_state, log_of
 from train.config import DataConfig, ModelSection, OptimizerConfig, TrainConfig
 from train.data import open_dataset, prepare, read_texts, split_jsonl
 from train.loop import Run
 
-SHAPE = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "hidden_dim": 24, "block_length": 4}
 ADDRESSES = Path(__file__).parents[2].parent / "shared" / "data" / "addresses.jsonl"
-STEPS, HALF = 8, 4
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Tokenizer and data set of twenty short rows."""
-    folder = tmp_path_factory.mktemp("data")
-    rows = [{"prompt": f"say {i}", "response": "abc" * (1 + i % 4)} for i in range(20)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenizer = Tokenizer.train([], 260)
-    prepare(folder / "rows.jsonl", folder / "tokens", tokenizer, prompt_length=8, response_length=16)
-    return tokenizer, open_dataset(folder / "tokens")
-
-
-def config_of(folder, objective, **changes):
-    folder.mkdir(parents=True, exist_ok=True)
-    values = {
-        "output": str(folder),
-        "seed": 3,
-        "steps": STEPS,
-        "batch_size": 4,
-        "model": ModelSection(objective, **SHAPE),
-        "data": DataConfig(prompt_length=8, response_length=16),
-        "optimizer": OptimizerConfig(warmup_steps=2, decay_fraction=0.5),
-        "precision": "fp32",
-        "compile": False,
-        "checkpoint_every": HALF,
-        "log_every": 2,
-    }
-    return TrainConfig(**{**values, **changes})
-
-
-def final_state(folder):
-    """Everything a finished run leaves that resuming must not change."""
-    last = checkpoints_in(folder)[-1]
-    weights = load_file(last / "model.safetensors")
-    optimizer = load_file(last / "state" / "optimizer.safetensors")
-    return weights, optimizer, json.loads((last / "state" / "progress.json").read_text())
-
-
-def assert_equal_states(one, two):
-    for mine, theirs in zip(one[:2], two[:2], strict=True):
-        assert mine.keys() == theirs.keys()
-        assert all(mine[name].equal(theirs[name]) for name in mine), "bit-equal"
-    assert one[2] == two[2]
-
-
-def log_of(folder):
-    """Records of the log without what time decides."""
-    lines = (folder / "log.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_second"} for line in lines]
 
 
 @pytest.fixture(scope="module", params=OBJECTIVES)

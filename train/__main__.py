@@ -20,6 +20,7 @@ from mdlm.errors import UserError, run_command
 from mdlm.tokenizer import Tokenizer
 from train.config import TrainConfig
 from train.data import open_dataset, prepare, read_texts
+from train.log import check_trackers
 from train.loop import Run
 from train.plot import plot
 
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> int:
         raise UserError("no output folder: give --output=runs/NAME or an `output:` line in the config")
     if not config.data.train:
         raise UserError("no training data: give --data.train=FILE or a `train:` line in the config's data section")
+    check_trackers(config.trackers)
     keep_large_buffers()
     folder, console = Path(config.output), Console(stderr=True)
     if config.resume == "never" and checkpoints_in(folder):

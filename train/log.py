@@ -17,12 +17,11 @@ PROJECT = "mdlm-reference"
 """The project under which trackers file a run; its name there is that of its folder."""
 
 
-def check_trackers(names: tuple[str, ...]) -> list[str]:
-    """The trackers' names; one that is not installed is a `UserError`."""
+def check_trackers(names: tuple[str, ...]) -> None:
+    """Raises `UserError` for a tracker that is not installed."""
     for name in names:
-        if name not in [str(known) for known in get_available_trackers()]:
+        if name not in map(str, get_available_trackers()):
             raise UserError(f"trackers: {name} is not installed; pip install {name}, or leave it out")
-    return list(names)
 
 
 class Log:

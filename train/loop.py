@@ -38,7 +38,7 @@ from train.batches import BatchSource
 from train.config import TrainConfig
 from train.data import TokenDataset
 from train.health import GradientNorms, SpikeLimit, describe_bad_steps
-from train.log import Log, check_trackers
+from train.log import Log
 from train.optimizer import Optimizers
 
 
@@ -72,7 +72,7 @@ class Run:
         self.accelerator = Accelerator(
             mixed_precision="bf16" if config.precision == "bf16" else "no",
             cpu=not torch.cuda.is_available(),
-            log_with=check_trackers(config.trackers) or None,
+            log_with=list(config.trackers) or None,
             project_dir=self.folder,
         )
         model_config = config.model_config(tokenizer)

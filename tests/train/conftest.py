@@ -10,7 +10,7 @@ from mdlm.tokenizer import Tokenizer
 from train.data import open_dataset, prepare
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """Tokenizer and data set of twenty short rows."""
     folder = tmp_path_factory.mktemp("data")

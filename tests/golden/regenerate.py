@@ -1,4 +1,4 @@
-"""Twenty training losses of each objective and optimizer, kept in this folder: a change that should not alter results moves none.
+"""Twenty training losses of each objective and optimizer: a change that should not alter results moves none of them.
 
     python tests/golden/regenerate.py
 

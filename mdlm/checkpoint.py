@@ -1,4 +1,4 @@
-"""A model as a folder: `config.json`, `model.safetensors`, `tokenizer.json`, `training.json`.
+"""A model as a folder: `config.json`, `model.safetensors`, `tokenizer.json`, `training.json`, `checksums.json`.
 
 Nothing is pickled, no code in a folder is run, and a folder appears whole or not at all.
 """
@@ -20,11 +20,13 @@ from safetensors.torch import save_file
 
 from mdlm.config import ModelConfig
 from mdlm.errors import UserError
+from mdlm.provenance import sha256_of
 from mdlm.tokenizer import Tokenizer
 from mdlm.transformer import Transformer
 
 MODEL_TYPE = "mdlm"
 FORMAT_VERSION = 1
+CHECKSUMS = "checksums.json"
 _PREFIX = "model."
 """On disk tensors bear the names of the Qwen3 family: everything but the head lives under `model.`."""
 
@@ -107,6 +109,27 @@ def save_checkpoint(
         tokenizer.save(temporary / "tokenizer.json")
         if extra:
             extra(temporary)
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        sums = {path.relative_to(temporary).as_posix(): sha256_of(path) for path in files}
+        (temporary / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n")
+
+
+def verify_checkpoint(folder: str | Path) -> None:
+    """Reads every file of a checkpoint and compares it with `checksums.json`, which was written last.
+
+    Raises `UserError` that names the first file that is missing or differs in as much as a bit.
+    """
+    path = Path(folder) / CHECKSUMS
+    try:
+        sums = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({error}); take another checkpoint") from error
+    for name, expected in sums.items():
+        file = path.parent / name
+        if not file.is_file():
+            raise UserError(f"{file} is missing; take another checkpoint")
+        if sha256_of(file) != expected:
+            raise UserError(f"{file} is not as it was written (its SHA-256 differs); take another checkpoint")
 
 
 def checkpoints_in(run: str | Path) -> list[Path]:

@@ -82,15 +82,16 @@ def heads_loss(model: Transformer, heads: DraftHeads, batch: Batch, capacity: in
         hidden_BRD = next_token_states(model, batch)
     targets_BR, losses = batch.tokens_BL[:, batch.response_start :], []
     for ahead, state_BRD in enumerate(heads(hidden_BRD).unbind(-2), start=1):
-        total, counted = cross_entropy(
+        scored = cross_entropy(
             model,
             state_BRD[:, :-ahead],
             targets_BR[:, ahead:],
             batch.supervised_BR[:, ahead:],
             torch.ones_like(batch.noise_BR[:, ahead:]),
             capacity,
+            {},
         )
-        losses.append(total / counted.clamp(min=1))
+        losses.append(scored.total / scored.counted.clamp(min=1))
     losses_K = torch.stack(losses)
     return losses_K.sum(), losses_K.detach()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -112,8 +112,21 @@ def positions_a_row(objective: str, loss: LossConfig, prompt_columns: int, respo
     return loss.copies * row if objective == "masked_diffusion" else row + loss.copies * response_columns
 
 
-def _corrupt_response(config: ModelConfig, loss: LossConfig, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """The noisy copies of the response, what is masked in them, and each position's loss weight, all (K, B, R)."""
+class Scored(NamedTuple):
+    """What a loss found in a batch."""
+
+    total: Tensor
+    """Weighted sum of −log p, in nats."""
+    counted: Tensor
+    """Positions it took in."""
+    wanted: Tensor
+    """Positions it should have taken in."""
+    tenths: dict[str, Tensor]
+    """By `position` in the response, and by `mask_rate`: −log p summed, and positions, in each tenth, (2, 10)."""
+
+
+def _corrupt_response(config: ModelConfig, loss: LossConfig, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The noisy copies of the response, what is masked in them, at which rate, and the loss weights, all (K, B, R)."""
     schedule = loss.training_schedule()
     columns = batch.supervised_BR.shape[1]
     times_BR = batch.times_BJ
@@ -121,21 +134,27 @@ def _corrupt_response(config: ModelConfig, loss: LossConfig, batch: Batch) -> tu
         column_R = torch.arange(columns, device=times_BR.device)
         times_BR = times_BR[:, block_of(column_R, config.block_length, times_BR.shape[1])]
     clean_BR = batch.tokens_BL[:, batch.response_start :]
-    noisy_BR, masked_BR = corrupt(
-        clean_BR, schedule.mask_rate(times_BR), batch.noise_BR, batch.supervised_BR, config.mask_token_id
-    )
-    noisy_KBR, masked_KBR = noisy_BR[None], masked_BR[None]
+    rate_BR = schedule.mask_rate(times_BR).expand(clean_BR.shape)
+    noisy_BR, masked_BR = corrupt(clean_BR, rate_BR, batch.noise_BR, batch.supervised_BR, config.mask_token_id)
+    noisy_KBR, masked_KBR, rate_KBR = noisy_BR[None], masked_BR[None], rate_BR[None]
     if loss.complementary:
         others_BR = batch.supervised_BR & ~masked_BR
         masked_KBR = torch.stack([masked_BR, others_BR])
         noisy_KBR = torch.stack([noisy_BR, torch.where(others_BR, config.mask_token_id, clean_BR)])
+        rate_KBR = torch.stack([rate_BR, 1 - rate_BR])
     weight_BR = schedule.loss_weight(times_BR) if loss.weighting == "bound" else torch.ones_like(times_BR)
-    return noisy_KBR, masked_KBR, weight_BR.expand(masked_KBR.shape)
+    return noisy_KBR, masked_KBR, rate_KBR, weight_BR.expand(masked_KBR.shape)
 
 
 def cross_entropy(
-    model: Transformer, hidden_BRD: Tensor, targets_BR: Tensor, chosen_BR: Tensor, weight_BR: Tensor, capacity: int
-) -> tuple[Tensor, Tensor]:
+    model: Transformer,
+    hidden_BRD: Tensor,
+    targets_BR: Tensor,
+    chosen_BR: Tensor,
+    weight_BR: Tensor,
+    capacity: int,
+    tenths_BR: dict[str, Tensor],
+) -> Scored:
     """Weighted sum of −log p over the chosen positions, and how many of them it took in.
 
     The head runs on `capacity` positions: the chosen ones first. More than that are left out (and so counted).
@@ -148,7 +167,22 @@ def cross_entropy(
     targets_C = torch.where(kept_C, targets_BR.flatten()[index_C], model.config.end_token_id)
     losses_C = F.cross_entropy(logits_CV, targets_C, reduction="none")
     weight_C = weight_BR.flatten()[index_C]
-    return torch.where(kept_C, losses_C * weight_C, 0.0).sum(), kept_C.sum()
+    # For the log: sum and number of the unweighted losses in each tenth. No matrix product: autocast would round it.
+    columns_2C1 = torch.stack([torch.where(kept_C, losses_C.detach(), 0.0), kept_C.float()])[:, :, None]
+    tenth = torch.arange(10, device=index_C.device)
+    sums = {name: (columns_2C1 * (of_BR.flatten()[index_C, None] == tenth)).sum(1) for name, of_BR in tenths_BR.items()}
+    return Scored(torch.where(kept_C, losses_C * weight_C, 0.0).sum(), kept_C.sum(), chosen.sum(), sums)
+
+
+def _tenths(share: Tensor) -> Tensor:
+    """Which tenth of [0, 1] each number lies in, 0 to 9."""
+    return (share * 10).long().clamp(max=9)
+
+
+def _position_tenths(batch: Batch) -> Tensor:
+    """Each response column's tenth of the response, (B, R)."""
+    columns = batch.supervised_BR.shape[1]
+    return (torch.arange(columns, device=batch.tokens_BL.device) * 10 // columns).expand(batch.supervised_BR.shape)
 
 
 def next_token_states(model: Transformer, batch: Batch) -> Tensor:
@@ -159,36 +193,34 @@ def next_token_states(model: Transformer, batch: Batch) -> Tensor:
     return hidden_BLD[:, batch.response_start - 1 : -1]
 
 
-def next_token_loss(model: Transformer, batch: Batch, loss: LossConfig, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+def next_token_loss(model: Transformer, batch: Batch, loss: LossConfig, capacity: int) -> Scored:
     """Cross-entropy of each supervised token given all before it."""
     targets_BR, ones_BR = batch.tokens_BL[:, batch.response_start :], torch.ones_like(batch.noise_BR)
-    hidden_BRD = next_token_states(model, batch)
-    total, counted = cross_entropy(model, hidden_BRD, targets_BR, batch.supervised_BR, ones_BR, capacity)
-    return total, counted, batch.supervised_BR.sum()
+    hidden_BRD, tenths = next_token_states(model, batch), {"position": _position_tenths(batch)}
+    return cross_entropy(model, hidden_BRD, targets_BR, batch.supervised_BR, ones_BR, capacity, tenths)
 
 
-def masked_diffusion_loss(
-    model: Transformer, batch: Batch, loss: LossConfig, capacity: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def masked_diffusion_loss(model: Transformer, batch: Batch, loss: LossConfig, capacity: int) -> Scored:
     """Cross-entropy of the masked tokens given all visible ones. MDLM (2406.07524) eq. 10; plain: as LLaDA trains."""
     start, rows = batch.response_start, "k b r -> (k b) r"
-    noisy_KBR, masked_KBR, weight_KBR = _corrupt_response(model.config, loss, batch)
+    noisy_KBR, masked_KBR, rate_KBR, weight_KBR = _corrupt_response(model.config, loss, batch)
     # From here on B counts the copies' rows.
     tokens_BL, valid_BL = batch.tokens_BL.repeat(loss.copies, 1), batch.valid_BL.repeat(loss.copies, 1)
     noisy_BL = torch.cat([tokens_BL[:, :start], rearrange(noisy_KBR, rows)], dim=1)
     blocks_BL = block_indices(model.config, valid_BL, start)
     hidden_BLD = model.hidden(noisy_BL, logical_positions(valid_BL), visible(blocks_BL, blocks_BL))
     masked_BR, weight_BR = rearrange(masked_KBR, rows), rearrange(weight_KBR, rows)
-    total, counted = cross_entropy(model, hidden_BLD[:, start:], tokens_BL[:, start:], masked_BR, weight_BR, capacity)
-    return total, counted, masked_BR.sum()
+    tenths = {
+        "position": _position_tenths(batch).repeat(loss.copies, 1),
+        "mask_rate": _tenths(rearrange(rate_KBR, rows)),
+    }
+    return cross_entropy(model, hidden_BLD[:, start:], tokens_BL[:, start:], masked_BR, weight_BR, capacity, tenths)
 
 
-def block_diffusion_loss(
-    model: Transformer, batch: Batch, loss: LossConfig, capacity: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def block_diffusion_loss(model: Transformer, batch: Batch, loss: LossConfig, capacity: int) -> Scored:
     """Cross-entropy of each block's masked tokens given clean earlier blocks. BD3-LM (2503.09573), in one pass."""
     start, columns = batch.response_start, "k b r -> b (k r)"
-    noisy_KBR, masked_KBR, weight_KBR = _corrupt_response(model.config, loss, batch)
+    noisy_KBR, masked_KBR, rate_KBR, weight_KBR = _corrupt_response(model.config, loss, batch)
     positions_BL = logical_positions(batch.valid_BL)
     hidden = model.hidden(
         torch.cat([batch.tokens_BL, rearrange(noisy_KBR, columns)], dim=1),
@@ -199,16 +231,18 @@ def block_diffusion_loss(
     hidden_BRD = hidden[:, batch.tokens_BL.shape[1] :]
     targets_BR = batch.tokens_BL[:, start:].repeat(1, loss.copies)
     masked_BR, weight_BR = rearrange(masked_KBR, columns), rearrange(weight_KBR, columns)
-    total, counted = cross_entropy(model, hidden_BRD, targets_BR, masked_BR, weight_BR, capacity)
-    return total, counted, masked_BR.sum()
+    tenths = {
+        "position": _position_tenths(batch).repeat(1, loss.copies),
+        "mask_rate": _tenths(rearrange(rate_KBR, columns)),
+    }
+    return cross_entropy(model, hidden_BRD, targets_BR, masked_BR, weight_BR, capacity, tenths)
 
 
-LOSSES: dict[str, Callable[[Transformer, Batch, LossConfig, int], tuple[Tensor, Tensor, Tensor]]] = {
+LOSSES: dict[str, Callable[[Transformer, Batch, LossConfig, int], Scored]] = {
     "autoregressive": next_token_loss,
     "masked_diffusion": masked_diffusion_loss,
     "block_diffusion": block_diffusion_loss,
 }
-"""Each returns (weighted sum of −log p in nats, positions it took in, positions it should have taken in)."""
 
 
 def training_loss(
@@ -218,7 +252,8 @@ def training_loss(
 
     Divided by the positions that were predicted (`autoregressive`, `plain`), or by all supervised positions (`bound`).
     """
-    total, counted, wanted = LOSSES[model.config.objective](model, batch, loss, capacity)
+    scored = LOSSES[model.config.objective](model, batch, loss, capacity)
     by_tokens = model.config.objective != "autoregressive" and loss.weighting == "bound"
-    divisor = batch.supervised_BR.sum() if by_tokens else counted
-    return total / divisor.clamp(min=1), {"predicted": counted, "overflow": wanted - counted}
+    divisor = batch.supervised_BR.sum() if by_tokens else scored.counted
+    counts = {"predicted": scored.counted, "overflow": scored.wanted - scored.counted}
+    return scored.total / divisor.clamp(min=1), counts | {f"loss_by_{name}": x for name, x in scored.tenths.items()}

@@ -1,7 +1,8 @@
-"""Which commit a number was made with."""
+"""Which commit a number was made with, and which file."""
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,12 @@ def checkout() -> tuple[str | None, bool | None]:
     if not top or not commit or Path(top).resolve() != root:
         return None, None  # installed somewhere, perhaps inside another project's repository
     return commit, _git(root, "status", "--porcelain") != ""
+
+
+def sha256_of(path: Path) -> str:
+    """A file's SHA-256 in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

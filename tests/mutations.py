@@ -44,8 +44,8 @@ FAULTS = {
     "divisor": Fault(
         "the bound's loss is divided by the masked tokens",
         "mdlm/objectives.py",
-        "divisor = batch.supervised_BR.sum() if by_tokens else counted",
-        "divisor = counted",
+        "divisor = batch.supervised_BR.sum() if by_tokens else scored.counted",
+        "divisor = scored.counted",
     ),
     "softmax": Fault(
         "the mask token stays in the softmax",

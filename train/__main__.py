@@ -1,4 +1,7 @@
-"""`python -m train CONFIG [--section.key=value ...]`: from a data file to a checkpoint folder."""
+"""`python -m train CONFIG [--section.key=value ...]`: from a data file to a checkpoint folder.
+
+`python -m train plot RUN... --out FILE.png`: the curves of runs, on top of each other.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,30 @@ from mdlm.errors import UserError, run_command
 from mdlm.tokenizer import Tokenizer
 from train.config import TrainConfig
 from train.data import open_dataset, prepare, read_texts
+from train.log import check_trackers
 from train.loop import Run
+from train.plot import plot
 
 TOKENIZER_ROWS = 50_000
 """A new tokenizer is trained on at most so many rows."""
 
 
 def main(argv: list[str]) -> int:
+    if argv[:1] == ["plot"]:
+        return plot(argv[1:])
     flags = {"json": "end with one JSON line on stdout"}
     config, options = parse_config(TrainConfig, argv, prog="python -m train", flags=flags)
     if not config.output:
         raise UserError("no output folder: give --output=runs/NAME or an `output:` line in the config")
     if not config.data.train:
         raise UserError("no training data: give --data.train=FILE or a `train:` line in the config's data section")
+    check_trackers(config.trackers)
     keep_large_buffers()
     folder, console = Path(config.output), Console(stderr=True)
     if config.resume == "never" and checkpoints_in(folder):
         raise UserError(f"{folder} already holds a run; go on with --resume=auto, or choose another --output")
-    with PartialState().main_process_first():
+    # Without `cpu` accelerate takes several processes on a CPU for as many single ones.
+    with PartialState(cpu=not torch.cuda.is_available()).main_process_first():
         tokenizer = _tokenizer(config, folder)
         train_set = _dataset(config, config.data.train, folder, "train", tokenizer)
         validation_set = None

@@ -114,6 +114,18 @@ class TrainConfig:
     checkpoint_every: int = 500
     keep_checkpoints: int = 2
     log_every: int = 10
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where the log goes besides `log.jsonl`, through accelerate; each must be installed."""
+    ema_decay: float | None = None
+    """Keeps an average of the weights, which validation and the checkpoints' `model.safetensors` then hold; the
+    weights themselves lie in `state/`. None: no average."""
+    on_bad_step: Literal["stop", "skip"] = "stop"
+    """What follows a step whose loss or gradient is not finite, or whose loss is a spike; `bad_steps.jsonl` describes
+    it. `stop`: the run ends. `skip`: the step changes neither weights nor optimizer."""
+    spike_mads: float | None = 20.0
+    """A loss is a spike so many median absolute deviations above the median of the recent steps. None: never."""
+    spike_window: int = 128
+    """The recent steps; before there are as many, nothing is a spike."""
     resume: Literal["auto", "never"] = "never"
     """`auto` goes on from the newest checkpoint in `output`, or starts when there is none."""
 
@@ -126,11 +138,16 @@ class TrainConfig:
             "checkpoint_every",
             "keep_checkpoints",
             "log_every",
+            "spike_window",
         ]:
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.seed < 0:
             raise UserError(f"seed is {self.seed}; it must be 0 or more")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise UserError(f"ema_decay is {self.ema_decay}; it must be above 0 and below 1, or none")
+        if self.spike_mads is not None and not self.spike_mads > 0:
+            raise UserError(f"spike_mads is {self.spike_mads}; it must be above 0, or none")
 
     @property
     def supervised_end(self) -> SupervisedEnd:

@@ -19,8 +19,9 @@ from typing import Any, Literal
 import numpy as np
 
 from mdlm.errors import UserError
+from mdlm.provenance import sha256_of
 from mdlm.tokenizer import Tokenizer
-from train.dataset import MANIFEST, ROWS, TOKENS, VERSION, Manifest, TokenDataset, open_dataset, sha256_of
+from train.dataset import MANIFEST, ROWS, TOKENS, VERSION, Manifest, TokenDataset, open_dataset
 from train.sources import Rejects, Row, check_file, json_lines, open_source
 
 __all__ = ["Manifest", "TokenDataset", "open_dataset", "prepare", "read_texts", "split_jsonl"]

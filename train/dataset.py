@@ -15,6 +15,7 @@ from typing import get_type_hints
 import numpy as np
 
 from mdlm.errors import UserError
+from mdlm.provenance import sha256_of
 
 VERSION = 1
 TOKENS, ROWS, MANIFEST = "tokens.bin", "rows.npy", "manifest.json"
@@ -122,11 +123,6 @@ def open_dataset(folder: str | Path, *, verify: bool = False) -> TokenDataset:
         raise UserError(f"{tokens_path} is damaged (its checksum is not the manifest's); {mend}")
     tokens = np.memmap(tokens_path, dtype=manifest.dtype, mode="r", shape=(total,))
     return TokenDataset(manifest, tokens, np.load(rows_path, mmap_mode="r", allow_pickle=False))
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_manifest(folder: Path) -> Manifest:

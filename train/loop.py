@@ -1,24 +1,23 @@
 """The training loop: one compiled step from tokens to loss, exact resume, checkpoints written whole.
 
-A run's folder holds `config.yaml`, `log.jsonl`, `data/` (token files) and `step-NNNNNNN/` checkpoints, each with a
-`state/` beside the weights for resuming.
+A run's folder holds `config.yaml`, `log.jsonl`, `bad_steps.jsonl` if there were any, `data/` (token files) and
+`step-NNNNNNN/` checkpoints, each with a `state/` beside the weights for resuming.
 """
 
 from __future__ import annotations
 
+import copy
 import json
-import math
 import platform
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mdlm.checkpoint import checkpoints_in, load_checkpoint, save_checkpoint, write_tensors
+from mdlm.checkpoint import checkpoints_in, load_checkpoint, save_checkpoint, verify_checkpoint, write_tensors
 from mdlm.errors import UserError
 from mdlm.objectives import Batch, LossConfig, training_loss
 from mdlm.provenance import checkout
@@ -38,6 +37,8 @@ from mdlm.transformer import Transformer
 from train.batches import BatchSource
 from train.config import TrainConfig
 from train.data import TokenDataset
+from train.health import GradientNorms, SpikeLimit, describe_bad_steps
+from train.log import Log
 from train.optimizer import Optimizers
 from train.start import start_from
 
@@ -57,14 +58,9 @@ class TrainingStep(nn.Module):
 class _Window:
     """Steps since the last log record, still on the device."""
 
-    def __init__(self, tokens_before: int) -> None:
-        self.losses: list[Tensor] = []
-        self.counts: list[dict[str, Tensor]] = []
-        self.tokens_before, self.since = tokens_before, time.perf_counter()
-
-    def add(self, loss: Tensor, counts: dict[str, Tensor]) -> None:
-        self.losses.append(loss)
-        self.counts.append(counts)
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Tensor]] = []
+        self.tokens, self.since = 0, time.perf_counter()
 
 
 class Run:
@@ -75,7 +71,10 @@ class Run:
     ) -> None:
         self.config, self.tokenizer, self.folder = config, tokenizer, Path(config.output)
         self.accelerator = Accelerator(
-            mixed_precision="bf16" if config.precision == "bf16" else "no", cpu=not torch.cuda.is_available()
+            mixed_precision="bf16" if config.precision == "bf16" else "no",
+            cpu=not torch.cuda.is_available(),
+            log_with=list(config.trackers) or None,
+            project_dir=self.folder,
         )
         model_config = config.model_config(tokenizer)
         self.model = Transformer(model_config).initialize(config.seed)
@@ -100,20 +99,32 @@ class Run:
         self.train_manifest = train_set.manifest
         self.validation_manifest = validation_set.manifest if validation_set else None
         self.step, self.tokens_seen, self.predicted = 0, 0, 0
+        self._checkout = checkout()
         capacity = self.batches.capacity(config.loss)
         module = TrainingStep(self.model, config.loss, capacity, compiled=config.compile)
         self.module = self.accelerator.prepare(module)
+        self.average = copy.deepcopy(self.model).requires_grad_(False) if config.ema_decay is not None else None
         self.optimizers = Optimizers(self.model, config.optimizer, config.steps)
+        self.gradient_norms, self.spikes = GradientNorms(self.model), SpikeLimit(config)
         self.console = Console(stderr=True, quiet=not self.accelerator.is_main_process)
 
+    @property
+    def evaluated(self) -> Transformer:
+        """What is validated and exported: the average of the weights where one is kept."""
+        return self.model if self.average is None else self.average
+
     def resume(self) -> None:
-        """Goes on from the newest readable checkpoint in the run's folder, naming the ones passed over.
+        """Goes on from the newest checkpoint in the run's folder whose checksums hold, naming the ones passed over.
 
         A checkpoint of a run that would see other batches or another optimizer is refused.
         """
         folders = checkpoints_in(self.folder)
+        if self.accelerator.is_main_process:
+            for unfinished in self.folder.glob(".step-*"):  # a killed process was writing it
+                shutil.rmtree(unfinished, ignore_errors=True)
         for folder in reversed(folders):
             try:
+                verify_checkpoint(folder)
                 saved, _ = load_checkpoint(folder)
                 state = load_file(folder / "state" / "optimizer.safetensors")
                 progress = json.loads((folder / "state" / "progress.json").read_text())
@@ -128,10 +139,13 @@ class Run:
                         f"{folder} was trained with {name} {progress.get(name)!r}, the config says {value!r}; "
                         "restore it, or choose another output folder"
                     )
-            self.model.load_state_dict(saved.state_dict())
+            self.evaluated.load_state_dict(saved.state_dict())
+            if self.average is not None:
+                self.model.load_state_dict(load_file(folder / "state" / "weights.safetensors"))
             self.optimizers.load_state_tensors(state, str(folder))
             self.step, self.tokens_seen = progress["step"], progress["tokens_seen"]
             self.predicted, self.origin = progress["predicted"], progress.get("origin")
+            self.spikes.recent = progress["recent_losses"]
             self.console.print(f"resumed from {folder} at step {self.step}")
             return
         if folders:
@@ -148,6 +162,7 @@ class Run:
             "loss": asdict(self.config.loss),
             "supervised_end": self.config.supervised_end,
             "tokens_sha256": self.train_manifest.tokens_sha256,
+            "ema_decay": self.config.ema_decay,
         }
 
     def train(self) -> bool:
@@ -159,14 +174,14 @@ class Run:
             TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(),
         )
-        config, log_path = self.config, self.folder / "log.jsonl"
-        log = log_path.open("a") if self.accelerator.is_main_process else nullcontext()
-        with log as lines, _stop_requests() as asked, Progress(*columns, console=self.console) as progress:
+        config = self.config
+        log = Log(self.accelerator, self.folder, asdict(config))
+        with log, _stop_requests() as asked, Progress(*columns, console=self.console) as progress:
             task = progress.add_task(config.model.objective, total=config.steps, completed=self.step, status="")
-            window, last = _Window(self.tokens_seen), self.step >= config.steps
+            window, last = self._open(), self.step >= config.steps
             while not last:
-                window.add(*self._one_step())
-                last = self.step == config.steps or asked()
+                self._one_step(window)
+                last = self.step == config.steps or self._agreed(asked())
                 validates = last or self.step % config.validate_every == 0
                 saves = last or self.step % config.checkpoint_every == 0
                 # Whatever is saved has been checked and counted: a checkpoint closes the window as well.
@@ -175,48 +190,101 @@ class Run:
                 record = self._close(window)
                 if validates:
                     record["validation_loss"] = self.validate()
-                if lines:
-                    print(json.dumps(record), file=lines, flush=True)
+                log.write(record)
                 status = f"loss {record['loss']:.3f}  {record['tokens_per_second']:,.0f} tok/s"
                 progress.update(task, completed=self.step, status=status)
-                last = last or asked()
+                last = last or self._agreed(asked())
                 if last or saves:
                     self.save()
-                window = _Window(self.tokens_seen)
+                window = self._open()
         return self.step >= config.steps
 
-    def _one_step(self) -> tuple[Tensor, dict[str, Tensor]]:
+    def _agreed(self, asked: bool) -> bool:
+        """Whether to stop, the same answer in every process; several ask each other only when a log record is due."""
+        if self.accelerator.num_processes == 1 or self.step % self.config.log_every:
+            return asked and self.accelerator.num_processes == 1
+        flag = torch.tensor(float(asked), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(flag, "sum"))
+
+    def _open(self) -> _Window:
+        """A new window, and the limit that its losses are held to, put on the device ahead of them."""
+        self._limit = torch.tensor(self.spikes.at(self.step), device=self.accelerator.device)
+        return _Window()
+
+    def _one_step(self, window: _Window) -> None:
         """Forward, backward, update. Waits for nothing on the device."""
-        batch = self.batches.batch(self.step)
-        self.tokens_seen += int(batch.valid_BL.sum()) * self.accelerator.num_processes
+        batch, config = self.batches.batch(self.step), self.config
+        window.tokens += int(batch.valid_BL.sum())
         loss, counts = self.module(batch.to(self.accelerator.device))
         self.accelerator.backward(loss)
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.optimizer.gradient_clip)
-        self.optimizers.step(self.step)
+        loss, norms = self.accelerator.reduce(loss.detach(), "mean"), self.gradient_norms()
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), config.optimizer.gradient_clip)
+        good = norm.isfinite() & loss.isfinite() & (loss <= self._limit)
+        self.optimizers.step(self.step, good if config.on_bad_step == "skip" else None)
+        self._update_average(good)
         self.step += 1
-        return loss.detach(), {"gradient_norm": norm, **counts}
+        window.steps.append({"loss": loss, "gradient_norm": norm, "norms": norms, "good": good, **counts})
+
+    @torch.no_grad()
+    def _update_average(self, good: Tensor) -> None:
+        """Moves the average towards the weights, faster in the first steps; a bad step does not move it."""
+        if self.average is None or self.config.ema_decay is None:
+            return
+        share = (1 - min(self.config.ema_decay, (1 + self.step) / (10 + self.step))) * good
+        for mean, parameter in zip(self.average.parameters(), self.model.parameters(), strict=True):
+            mean.lerp_(parameter, share)
 
     def _close(self, window: _Window) -> dict[str, Any]:
-        """The window's log record. A loss that is not finite ends the run before anything is saved."""
+        """The window's log record. Bad steps are reported; they end the run before anything is saved, or are left out.
+
+        Means are over the good steps, sums over all processes.
+        """
         seconds = time.perf_counter() - window.since
-        losses = torch.stack(window.losses).tolist()
-        counts = {key: torch.stack([c[key].float() for c in window.counts]) for key in window.counts[0]}
-        if not all(map(math.isfinite, losses + counts["gradient_norm"].tolist())):
-            raise UserError(
-                f"the loss or its gradient is not finite near step {self.step}; lower optimizer.lr and start again "
-                f"(checkpoints in {self.folder} are from before)"
-            )
-        self.predicted += int(counts["predicted"].sum()) * self.accelerator.num_processes
-        return {
+        seen = {key: torch.stack([step[key] for step in window.steps]) for key in window.steps[0]}
+        self._report(seen)
+        good, losses = seen["good"], seen["loss"].tolist()
+        sums = {key: x[good].sum(0) for key, x in seen.items() if key.startswith("loss_by")}
+        sums |= {key: seen[key].sum() for key in ("predicted", "overflow")}
+        sums["tokens"] = torch.tensor(window.tokens, device=good.device)
+        sums = self.accelerator.reduce(sums, "sum")
+        self.predicted += int(sums["predicted"])
+        self.tokens_seen += int(sums["tokens"])
+        self.spikes.add(losses)
+        record: dict[str, Any] = {
             "step": self.step,
-            "loss": fmean(losses),
-            "gradient_norm": float(counts["gradient_norm"].mean()),
+            "loss": float(seen["loss"][good].double().mean()),
+            "gradient_norm": float(seen["gradient_norm"][good].mean()),
             "learning_rate": self.optimizers.rate(self.step - 1),
-            "tokens_per_second": (self.tokens_seen - window.tokens_before) / seconds,
+            "tokens_per_second": int(sums["tokens"]) / seconds,
             "tokens_seen": self.tokens_seen,
             "predicted": self.predicted,
-            "overflow": int(counts["overflow"].sum()),
+            "overflow": int(sums["overflow"]),
+            "skipped": len(losses) - int(good.sum()),
         }
+        for key, (total, count) in ((key, sums[key].tolist()) for key in sums if key.startswith("loss_by")):
+            record[key] = [x / n if n else None for x, n in zip(total, count, strict=True)]
+        return record
+
+    def _report(self, seen: dict[str, Tensor]) -> None:
+        """Writes the window's bad steps down. Raises `UserError` at the first, or where skipping left none to take."""
+        action, steps = self.config.on_bad_step, len(seen["good"])
+        parts, before = list(self.gradient_norms.parts), self.step - steps
+        bad = describe_bad_steps(seen, before, float(self._limit), parts, self.batches.rows, action)
+        if not bad:
+            return
+        told, path = bad if action == "skip" else bad[:1], self.folder / "bad_steps.jsonl"
+        if self.accelerator.is_main_process:
+            with path.open("a") as file:
+                file.writelines(json.dumps(record) + "\n" for record in told)
+        for record in told if len(bad) < steps and action == "skip" else ():
+            self.console.print(f"skipped step {record['step']}: loss {record['loss']}, {record['reason']}")
+        if action == "stop" or len(bad) == steps:
+            first = bad[0]
+            what = "is a spike" if first["reason"] == "spike" else "or its gradient is not finite"
+            raise UserError(
+                f"the loss of step {first['step']} ({first['loss']}) {what}, see {path}; lower optimizer.lr and start "
+                "again, or go on from the last checkpoint with --resume=auto --on_bad_step=skip"
+            )
 
     def validate(self) -> float | None:
         """Mean loss over fixed validation batches under fixed noise; None without a validation set."""
@@ -226,7 +294,7 @@ class Run:
         with torch.no_grad(), self.accelerator.autocast():
             for step in range(self.config.validation_batches):
                 batch = self.validation.batch(step).to(self.accelerator.device)
-                losses.append(training_loss(self.model, batch, self.config.loss, capacity)[0])
+                losses.append(training_loss(self.evaluated, batch, self.config.loss, capacity)[0])
         return float(self.accelerator.reduce(torch.stack(losses).mean(), "mean"))
 
     def save(self) -> None:
@@ -239,21 +307,34 @@ class Run:
             "tokens_seen": self.tokens_seen,
             "predicted": self.predicted,
             "origin": self.origin,
+            "recent_losses": self.spikes.recent,
         }
 
         def write_state(folder: Path) -> None:
             (folder / "state").mkdir()
             write_tensors(folder / "state" / "optimizer.safetensors", self.optimizers.state_tensors())
+            if self.average is not None:
+                weights = {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}
+                write_tensors(folder / "state" / "weights.safetensors", weights)
             (folder / "state" / "progress.json").write_text(json.dumps(progress) + "\n")
 
         folder = self.folder / f"step-{self.step:07d}"
-        save_checkpoint(folder, self.model, self.tokenizer, self._provenance(), extra=write_state)
-        for old in checkpoints_in(self.folder)[: -self.config.keep_checkpoints]:
+        before = [old for old in checkpoints_in(self.folder) if old.name < folder.name]
+        try:
+            save_checkpoint(folder, self.evaluated, self.tokenizer, self._provenance(), extra=write_state)
+        except OSError as error:
+            kept = f"{before[-1]} is kept" if before else "there is none before it"
+            raise UserError(
+                f"{error.filename or folder}: {error.strerror or error}; the checkpoint of step {self.step} is not "
+                f"written, {kept}; mend that, then go on with --resume=auto"
+            ) from error
+        # Those of later steps were passed over when the run was resumed, and count for nothing.
+        for old in [*before, folder][: -self.config.keep_checkpoints]:
             shutil.rmtree(old, ignore_errors=True)
 
     def _provenance(self) -> dict[str, Any]:
         """What made these weights, for `training.json`."""
-        commit, changed = checkout()
+        commit, changed = self._checkout
         return {
             "config": asdict(self.config),
             "origin": self.origin,

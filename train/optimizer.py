@@ -46,13 +46,22 @@ class Optimizers:
         """The first optimizer's learning rate at `step`."""
         return self._peaks[0] * learning_rate_factor(step, self.steps, self.config)
 
-    def step(self, step: int) -> None:
-        """Applies the gradients at the rate of `step` and clears them."""
+    def step(self, step: int, good: Tensor | None = None) -> None:
+        """Applies the gradients at the rate of `step` and clears them.
+
+        `good` is a flag on the device, for which nothing waits: where it is false, weights and state stay as they are.
+        """
         factor = learning_rate_factor(step, self.steps, self.config)
         for optimizer, peak in zip(self.all, self._peaks, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = peak * factor
-            optimizer.step()
+            if good is None:
+                optimizer.step()
+            elif isinstance(optimizer, torch.optim.Muon):
+                _step_where(good, optimizer)
+            else:
+                vars(optimizer)["found_inf"] = (~good).float()  # the fused kernel's own way to leave a step out
+                optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -80,3 +89,16 @@ class Optimizers:
                         device = "cpu" if key == "step" and not group.get("fused") else parameter.device
                         found[key] = value.to(device)
                     optimizer.state[parameter] = found
+
+
+@torch.no_grad()
+def _step_where(good: Tensor, optimizer: torch.optim.Muon) -> None:
+    """A step that changes nothing where `good` is false."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    before = [p.clone() for p in parameters]
+    for p in parameters:
+        # The momentum moves towards the gradient by a share of their difference: towards itself, not at all.
+        p.grad = torch.where(good, p.grad, optimizer.state[p].get("momentum_buffer", torch.zeros_like(p)))
+    optimizer.step()
+    for p, old in zip(parameters, before, strict=True):
+        p.copy_(torch.where(good, p, old))

@@ -15,6 +15,7 @@ import rich.progress
 from rich.console import Console
 
 from mdlm.errors import UserError
+from mdlm.provenance import sha256_of
 
 PIECE_CHARACTERS = 1 << 16
 """A plain text file is read and tokenized in pieces of about this many characters."""
@@ -75,8 +76,7 @@ def open_source(source: str | Path, split: str | None = None) -> Source:
     check_file(path)
     if split is not None:
         raise UserError(f"{path} is one file and has no split {split!r}; leave split out")
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    sha256 = sha256_of(path)
     suffix = path.suffix.lower()
     if suffix in (".parquet", ".arrow"):
         return Source(path.name, sha256, lambda rejects: _table(str(path), _streamed(suffix[1:], path), rejects))

@@ -105,6 +105,7 @@ def test_the_folder_says_what_it_holds(written):
         "model.safetensors",
         "tokenizer.json",
         "training.json",
+        "checksums.json",
     }
     header = json.loads((written / "config.json").read_text())
     assert header["model_type"] == "mdlm"

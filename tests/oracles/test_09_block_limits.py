@@ -24,9 +24,9 @@ def test_a_whole_row_as_one_block_is_masked_diffusion(tiny_model, random_batch, 
     whole, blocks = twins(tiny_model, block_length)
     for seed in range(8):
         batch = random_batch(whole.config, [0, 0, 0], [9, 4, 7], seed=seed)
-        total, counted, wanted = masked_diffusion_loss(whole, batch, loss, 27)
-        assert counted > 0
-        torch.testing.assert_close(block_diffusion_loss(blocks, batch, loss, 27), (total, counted, wanted), **CLOSE)
+        scored = masked_diffusion_loss(whole, batch, loss, 27)
+        assert scored.counted > 0
+        torch.testing.assert_close(block_diffusion_loss(blocks, batch, loss, 27), scored, **CLOSE)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -62,7 +62,7 @@ def test_blocks_of_one_token_at_time_one_are_the_chain_rule_without_variance(tin
     for seed in range(3):
         batch.times_BJ.fill_(1.0)
         batch.noise_BR.uniform_(generator=torch.Generator().manual_seed(seed))
-        total, counted, _ = block_diffusion_loss(model, batch, loss, 27)
+        total, counted, *_ = block_diffusion_loss(model, batch, loss, 27)
         torch.testing.assert_close(total, wanted, **CLOSE)
         assert counted == 9 + 4 + 7
 
@@ -73,7 +73,7 @@ def test_blocks_of_one_token_weigh_each_draw_by_one_over_its_time(tiny_model, ra
     batch = random_batch(model.config, [2], [6])
     batch.times_BJ.fill_(0.25)
     batch.noise_BR.fill_(0.2)  # below every rate: all are masked
-    total, _, _ = block_diffusion_loss(model, batch, LossConfig(weighting="bound", min_mask_rate=0), 6)
+    total, *_ = block_diffusion_loss(model, batch, LossConfig(weighting="bound", min_mask_rate=0), 6)
     torch.testing.assert_close(total, 4 * chain_rule(model, batch), **CLOSE)
 
 

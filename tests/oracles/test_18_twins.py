@@ -52,7 +52,7 @@ def test_the_autoregressive_probabilities_of_all_strings_sum_to_one(tiny_model, 
         valid_BL = torch.arange(tokens_BL.shape[1])[None] >= prompt_padding
         nothing = torch.zeros(1, length)
         batch = Batch(tokens_BL, valid_BL, torch.ones(1, length, dtype=torch.bool), nothing[:, :1], nothing)
-        nll, counted, _ = next_token_loss(model, batch, LossConfig(), capacity=length)
+        nll, counted, *_ = next_token_loss(model, batch, LossConfig(), capacity=length)
         assert counted == length
         total += float(nll.double().neg().exp())
     assert len(strings) == 5**3

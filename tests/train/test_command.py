@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from accelerate.utils import LoggerType
 
 from mdlm import load_checkpoint
 from mdlm.checkpoint import checkpoints_in
@@ -31,6 +32,24 @@ SMALL = {
     "data.prompt_length": 16,
     "data.response_length": 16,
 }
+STAND_IN = """
+CALLS = []
+
+class config:
+    def update(values, **_):
+        CALLS.append(("config", values))
+
+class Run:
+    def log(self, values, step):
+        CALLS.append(("log", (step, values)))
+
+    def finish(self):
+        CALLS.append(("finish", None))
+
+def init(**options):
+    CALLS.append(("init", options))
+    return Run()
+"""
 
 
 def words(folder: Path, **changes) -> list[str]:
@@ -96,8 +115,43 @@ def test_a_checkpoint_that_cannot_be_written_costs_no_earlier_one(tmp_path):
     assert "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]
     assert line.startswith("error: ") and "model.safetensors: File too large" in line
+    assert f"{first.name} is kept" in line and "--resume=auto" in line
     assert checkpoints_in(tmp_path / "run") == [first]
     load_checkpoint(first)
     assert not list((tmp_path / "run").glob(".*.tmp"))
     assert run_command(main, words(tmp_path, steps=4, resume="auto")) == 0
     assert json.loads((checkpoints_in(tmp_path / "run")[-1] / "training.json").read_text())["step"] == 4
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("accelerate.tracking._available_trackers", [])
+    (tmp_path / "rows.jsonl").write_text(ROW * 4)
+    assert run_command(main, words(tmp_path, trackers='["wandb"]')) == 2
+    assert not (tmp_path / "run").exists(), "said before any work"
+    assert "wandb is not installed; pip install wandb" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_tracker_gets_the_config_and_every_record_of_the_log(tmp_path, monkeypatch):
+    """A stand-in for the package trackio, called as accelerate calls the real one."""
+    (tmp_path / "trackio.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    monkeypatch.setattr("accelerate.tracking._available_trackers", [LoggerType.TRACKIO])
+    (tmp_path / "rows.jsonl").write_text(ROW * 4)
+    assert run_command(main, words(tmp_path, trackers='["trackio"]', log_every=1)) == 0
+    import trackio
+
+    (opened, started), (configured, values), *logged, (closed, _) = trackio.CALLS
+    assert (opened, started, configured, closed) == (
+        "init",
+        {"project": "mdlm-reference", "name": "run"},
+        "config",
+        "finish",
+    )
+    assert values["model/dim"] == 128
+    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [step for _, (step, _) in logged] == [record["step"] for record in records] == [1, 2]
+    for record, (_, (_, numbers)) in zip(records, logged, strict=True):
+        assert numbers["loss"] == record["loss"] and numbers["gradient_norm"] == record["gradient_norm"]
+        by_position = {f"loss_by_position/{i}": x for i, x in enumerate(record["loss_by_position"]) if x is not None}
+        assert by_position and by_position.items() <= numbers.items()

@@ -21,63 +21,12 @@ from mdlm.objectives import LossConfig
 from mdlm.tokenizer import Tokenizer
 from sample import AutoregressiveConfig, DenoiseConfig, decode, denoise
 from sample.generation import canvas
+from tests.train.runs import HALF, SHAPE, STEPS, assert_equal_states, config_of, final_state, log_of
 from train.config import DataConfig, ModelSection, OptimizerConfig, TrainConfig
 from train.data import open_dataset, prepare, read_texts, split_jsonl
 from train.loop import Run
 
-SHAPE = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "hidden_dim": 24, "block_length": 4}
 ADDRESSES = Path(__file__).parents[2].parent / "shared" / "data" / "addresses.jsonl"
-STEPS, HALF = 8, 4
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Tokenizer and data set of twenty short rows."""
-    folder = tmp_path_factory.mktemp("data")
-    rows = [{"prompt": f"say {i}", "response": "abc" * (1 + i % 4)} for i in range(20)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenizer = Tokenizer.train([], 260)
-    prepare(folder / "rows.jsonl", folder / "tokens", tokenizer, prompt_length=8, response_length=16)
-    return tokenizer, open_dataset(folder / "tokens")
-
-
-def config_of(folder, objective, **changes):
-    folder.mkdir(parents=True, exist_ok=True)
-    values = {
-        "output": str(folder),
-        "seed": 3,
-        "steps": STEPS,
-        "batch_size": 4,
-        "model": ModelSection(objective, **SHAPE),
-        "data": DataConfig(prompt_length=8, response_length=16),
-        "optimizer": OptimizerConfig(warmup_steps=2, decay_fraction=0.5),
-        "precision": "fp32",
-        "compile": False,
-        "checkpoint_every": HALF,
-        "log_every": 2,
-    }
-    return TrainConfig(**{**values, **changes})
-
-
-def final_state(folder):
-    """Everything a finished run leaves that resuming must not change."""
-    last = checkpoints_in(folder)[-1]
-    weights = load_file(last / "model.safetensors")
-    optimizer = load_file(last / "state" / "optimizer.safetensors")
-    return weights, optimizer, json.loads((last / "state" / "progress.json").read_text())
-
-
-def assert_equal_states(one, two):
-    for mine, theirs in zip(one[:2], two[:2], strict=True):
-        assert mine.keys() == theirs.keys()
-        assert all(mine[name].equal(theirs[name]) for name in mine), "bit-equal"
-    assert one[2] == two[2]
-
-
-def log_of(folder):
-    """Records of the log without what time decides."""
-    lines = (folder / "log.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_second"} for line in lines]
 
 
 @pytest.fixture(scope="module", params=OBJECTIVES)
@@ -188,6 +137,105 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(straight, data, tmp_path, c
     assert_equal_states(final_state(tmp_path / "run"), final_state(folder))
 
 
+def flipped(path):
+    """One bit in the middle of a file is turned over."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "config.json", "training.json", "tokenizer.json", "checksums.json"]
+    + [f"state/{name}" for name in ("optimizer.safetensors", "progress.json")],
+)
+def test_a_checkpoint_with_one_bit_turned_over_is_passed_over_and_the_file_named(straight, data, tmp_path, name, capfd):
+    config, folder = straight
+    shutil.copytree(folder, tmp_path / "run")
+    flipped(tmp_path / "run" / f"step-{STEPS:07d}" / name)
+    run = Run(replace(config, output=str(tmp_path / "run")), *data, None)
+    run.resume()
+    assert run.step == HALF
+    message = "".join(capfd.readouterr().err.split("\n"))
+    assert f"passed over step-{STEPS:07d}" in message
+    assert name in message or name == "checksums.json"
+
+
+def test_a_passed_over_checkpoint_costs_no_good_one_its_place(straight, data, tmp_path):
+    """The newest is damaged; what is saved before its step is reached must not be deleted in its favour."""
+    config, folder = straight
+    shutil.copytree(folder, tmp_path / "run")
+    flipped(tmp_path / "run" / f"step-{STEPS:07d}" / "model.safetensors")
+    changed = replace(config, output=str(tmp_path / "run"), checkpoint_every=1, keep_checkpoints=1)
+    run = Run(changed, *data, data[1])
+    run.resume()
+    saved, save = [], run.save
+
+    def save_and_look():
+        save()
+        saved.append([path.name for path in checkpoints_in(tmp_path / "run")])
+
+    run.save = save_and_look
+    assert run.train()
+    assert saved[0] == ["step-0000005", "step-0000008"]
+    assert saved[-1] == ["step-0000008"]
+    assert_equal_states(final_state(tmp_path / "run"), final_state(folder))
+
+
+def test_what_a_killed_run_left_half_written_is_cleared_away(straight, data, tmp_path):
+    config, folder = straight
+    shutil.copytree(folder, tmp_path / "run")
+    shutil.copytree(folder / f"step-{HALF:07d}", tmp_path / "run" / ".step-0000006.17.tmp")
+    Run(replace(config, output=str(tmp_path / "run")), *data, None).resume()
+    assert not list((tmp_path / "run").glob(".step-*"))
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_an_average_is_what_is_exported_and_validated_and_resumes_bit_exactly(data, tmp_path, optimizer):
+    whole, halves, plain = (
+        config_of(
+            tmp_path / name, "masked_diffusion", ema_decay=decay, optimizer=OptimizerConfig(optimizer, warmup_steps=2)
+        )
+        for name, decay in (("whole", 0.7), ("halves", 0.7), ("plain", None))
+    )
+    runs = [Run(config, *data, data[1]) for config in (whole, plain)]
+    assert all(run.train() for run in runs)
+    half, last = (tmp_path / "whole" / f"step-{step:07d}" for step in (HALF, STEPS))
+    weights = load_file(last / "state" / "weights.safetensors")
+    exported, _ = load_checkpoint(last)
+    assert all(weights[name].equal(value) for name, value in runs[1].model.state_dict().items()), "averages only watch"
+    assert any(not weights[name].equal(value) for name, value in exported.state_dict().items())
+    assert log_of(tmp_path / "whole")[-1]["validation_loss"] != log_of(tmp_path / "plain")[-1]["validation_loss"]
+
+    shutil.copytree(half, tmp_path / "halves" / half.name)
+    run = Run(halves, *data, data[1])
+    run.resume()
+    assert run.train()
+    assert_equal_states(final_state(tmp_path / "halves"), final_state(tmp_path / "whole"))
+    assert load_file(tmp_path / "halves" / last.name / "state" / "weights.safetensors").keys() == weights.keys()
+    assert all(run.model.state_dict()[name].equal(value) for name, value in weights.items())
+    with pytest.raises(UserError, match="ema_decay"):
+        Run(replace(halves, ema_decay=None), *data, None).resume()
+
+
+def test_an_average_is_that_of_the_weights_after_each_step(data, tmp_path):
+    """By the recurrence, from weights that were kept along: decay min(0.5, (1 + step) / (10 + step)), steps from 0."""
+    run = Run(config_of(tmp_path, "autoregressive", ema_decay=0.5), *data, None)
+    mean = run.model.norm.weight.detach().clone()
+    step, optimizers_step = [], run.optimizers.step
+
+    def watched(*arguments):
+        optimizers_step(*arguments)
+        decay = min(0.5, (1 + len(step)) / (10 + len(step)))
+        step.append(None)
+        mean.copy_(decay * mean + (1 - decay) * run.model.norm.weight.detach())
+
+    run.optimizers.step = watched
+    run.train()
+    exported, _ = load_checkpoint(checkpoints_in(tmp_path)[-1])
+    torch.testing.assert_close(exported.norm.weight, mean, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -240,6 +288,9 @@ def test_each_objective_has_its_rule_for_end_tokens_unless_one_is_given(tmp_path
         (TrainConfig, {"seed": -1}),
         (TrainConfig, {"steps": 0}),
         (TrainConfig, {"batch_size": 0}),
+        (TrainConfig, {"ema_decay": 1.0}),
+        (TrainConfig, {"spike_mads": 0.0}),
+        (TrainConfig, {"spike_window": 0}),
         (OptimizerConfig, {"lr": -1.0}),
         (OptimizerConfig, {"gradient_clip": 0.0}),
         (OptimizerConfig, {"betas": (0.9, 1.0)}),

@@ -20,6 +20,7 @@ from mdlm.checkpoint import checkpoints_in
 from mdlm.config_file import write_config
 from mdlm.errors import UserError
 from train.config import TrainConfig
+from train.log import status_of
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Job:
             last = json.loads((self.folder / "log.jsonl").read_text().splitlines()[-1])
         except (OSError, IndexError, ValueError):
             return 0, "preparing and compiling"
-        return last["step"], f"loss {last['loss']:.3f}  {last['tokens_per_second']:,.0f} tok/s"
+        return last["step"], status_of(last)
 
 
 def is_finished(config: TrainConfig) -> bool:

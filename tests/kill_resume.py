@@ -45,7 +45,8 @@ from train.__main__ import main as train
 STEPS = 40
 SETTINGS = {
     "steps": STEPS, "batch_size": 4, "precision": "fp32", "compile": "false", "log_every": 3, "checkpoint_every": 2,
-    "validate_every": 7, "ema_decay": 0.99, "on_bad_step": "skip", "spike_window": 8, "spike_mads": 3,
+    "validate_every": 7, "ema_decay": 0.99, "on_bad_step": "skip", "spike_window": 8, "spike_mads": 1,
+    "optimizer.warmup_steps": 2, "optimizer.lr": 0.03, "optimizer.adamw_lr": 0.03,
     "data.vocab_size": 260, "data.prompt_length": 8, "data.response_length": 16, "model.dim": 16, "model.layers": 1,
     "model.heads": 2, "model.kv_heads": 1, "model.head_dim": 8, "model.hidden_dim": 24, "model.block_length": 4,
 }  # fmt: skip

@@ -121,7 +121,7 @@ class TrainConfig:
     weights themselves lie in `state/`. None: no average."""
     on_bad_step: Literal["stop", "skip"] = "stop"
     """What follows a step whose loss or gradient is not finite, or whose loss is a spike; `bad_steps.jsonl` describes
-    it. `stop`: the run ends. `skip`: the step changes neither weights nor optimizer."""
+    it. `stop`: the run ends. `skip`: the step changes neither weights nor optimizer; ten in a row end the run."""
     spike_mads: float | None = 20.0
     """A loss is a spike so many median absolute deviations above the median of the recent steps. None: never."""
     spike_window: int = 128

@@ -1,12 +1,14 @@
 """Is this step fit to be taken? Its loss and gradient must be finite, and the loss no spike over the recent ones.
 
-The check is made on the device; only `describe_bad_steps` waits for it, when a window of steps is read anyway.
+The check is made on the device; only `BadSteps` waits for it, when a window of steps is read anyway.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mdlm.errors import UserError
 from train.config import TrainConfig
 
 
@@ -59,28 +62,62 @@ class GradientNorms:
         return torch.stack([nn.utils.get_total_norm(part) for part in gradients])
 
 
-def describe_bad_steps(
-    seen: dict[str, Tensor], first: int, limit: float, parts: list[str], rows: Callable[[int], np.ndarray], action: str
-) -> list[dict[str, Any]]:
-    """A record for `bad_steps.jsonl` of each bad step of a window. A number that is not finite is written as text.
+class BadSteps:
+    """Writes bad steps into `bad_steps.jsonl` in the run's folder, and ends the run where that is called for."""
 
-    Args:
-        seen: `good`, `loss`, `gradient_norm` (before clipping) and `norms` (by part) of the window's steps, stacked.
-        first: the number of steps before the window; records count from 1, as the log does.
-        parts: what each of `norms` is the norm of.
-        rows: gives the rows of a step's batch, as numbered in the prepared training set.
-        action: what the run does about it.
-    """
-    records = []
-    for i in (~seen["good"]).nonzero().flatten().tolist():
-        loss, norm = float(seen["loss"][i]), float(seen["gradient_norm"][i])
-        finite = math.isfinite(loss) and math.isfinite(norm)
-        norms = dict(zip(parts, map(_number, seen["norms"][i].tolist()), strict=True))
-        record = {"step": first + i + 1, "reason": "spike" if finite else "not finite", "action": action}
-        record |= {"loss": _number(loss), "limit": _number(limit), "gradient_norm": _number(norm)}
-        records.append(record | {"gradient_norms": norms, "rows": rows(first + i).tolist()})
-    return records
+    FILE = "bad_steps.jsonl"
+    MOST_SKIPPED = 10
+    """So many in a row end a run that skips them."""
+
+    def __init__(self, config: TrainConfig, parts: list[str], rows: Callable[[int], np.ndarray]) -> None:
+        self.path, self.action, self.parts, self.rows = Path(config.output) / self.FILE, config.on_bad_step, parts, rows
+        self.in_a_row = 0
+
+    def check(self, seen: dict[str, Tensor], step: int, limit: float, *, write: bool) -> None:
+        """Looks through a window of steps that ends with `step`. Raises `UserError` where the run must end.
+
+        Args:
+            seen: `good`, `loss`, `gradient_norm` (before clipping) and `norms` (by part of the model), stacked.
+            limit: what the losses were held to.
+            write: whether this is the process that writes.
+        """
+        before = step - len(seen["good"])
+        for i, good in enumerate(seen["good"].tolist()):
+            self.in_a_row = 0 if good else self.in_a_row + 1
+            if good:
+                continue
+            record = self._describe(before + i, {key: value[i] for key, value in seen.items()}, limit)
+            if write:
+                with self.path.open("a") as file:
+                    print(json.dumps(record), file=file)
+            if self.action == "stop" or self.in_a_row >= self.MOST_SKIPPED:
+                raise UserError(self._complaint(record))
+
+    def _describe(self, index: int, seen: dict[str, Tensor], limit: float) -> dict[str, Any]:
+        """Steps count from 1, as in the log; `rows` are numbered as in the prepared training set."""
+        finite = bool(seen["loss"].isfinite() & seen["gradient_norm"].isfinite())
+        return {
+            "step": index + 1,
+            "reason": "spike" if finite else "not finite",
+            "action": self.action,
+            "loss": _number(float(seen["loss"])),
+            "limit": _number(limit),
+            "gradient_norm": _number(float(seen["gradient_norm"])),
+            "gradient_norms": dict(zip(self.parts, map(_number, seen["norms"].tolist()), strict=True)),
+            "rows": self.rows(index).tolist(),
+        }
+
+    def _complaint(self, record: dict[str, Any]) -> str:
+        what = "is a spike" if record["reason"] == "spike" else "or its gradient is not finite"
+        advice = "or go on from the last checkpoint with --resume=auto --on_bad_step=skip"
+        if self.action == "skip":
+            advice = f"{self.MOST_SKIPPED} bad steps in a row are no accident"
+        return (
+            f"the loss of step {record['step']} ({record['loss']}) {what}, see {self.path}; "
+            f"lower optimizer.lr and start again, {advice}"
+        )
 
 
 def _number(value: float) -> float | str:
+    """JSON has no number that is not finite: it becomes text."""
     return value if math.isfinite(value) else str(value)

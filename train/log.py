@@ -24,6 +24,12 @@ def check_trackers(names: tuple[str, ...]) -> None:
             raise UserError(f"trackers: {name} is not installed; pip install {name}, or leave it out")
 
 
+def status_of(record: dict[str, Any]) -> str:
+    """A record in a few words."""
+    loss = "all steps skipped" if record["loss"] is None else f"loss {record['loss']:.3f}"
+    return f"{loss}  {record['tokens_per_second']:,.0f} tok/s"
+
+
 class Log:
     """Open while a run trains. Only the main process writes."""
 

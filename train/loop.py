@@ -37,8 +37,8 @@ from mdlm.transformer import Transformer
 from train.batches import BatchSource
 from train.config import TrainConfig
 from train.data import TokenDataset
-from train.health import GradientNorms, SpikeLimit, describe_bad_steps
-from train.log import Log
+from train.health import BadSteps, GradientNorms, SpikeLimit
+from train.log import Log, status_of
 from train.optimizer import Optimizers
 from train.start import start_from
 
@@ -106,6 +106,7 @@ class Run:
         self.average = copy.deepcopy(self.model).requires_grad_(False) if config.ema_decay is not None else None
         self.optimizers = Optimizers(self.model, config.optimizer, config.steps)
         self.gradient_norms, self.spikes = GradientNorms(self.model), SpikeLimit(config)
+        self.bad_steps = BadSteps(config, list(self.gradient_norms.parts), self.batches.rows)
         self.console = Console(stderr=True, quiet=not self.accelerator.is_main_process)
 
     @property
@@ -191,8 +192,7 @@ class Run:
                 if validates:
                     record["validation_loss"] = self.validate()
                 log.write(record)
-                status = f"loss {record['loss']:.3f}  {record['tokens_per_second']:,.0f} tok/s"
-                progress.update(task, completed=self.step, status=status)
+                progress.update(task, completed=self.step, status=status_of(record))
                 last = last or self._agreed(asked())
                 if last or saves:
                     self.save()
@@ -241,7 +241,7 @@ class Run:
         """
         seconds = time.perf_counter() - window.since
         seen = {key: torch.stack([step[key] for step in window.steps]) for key in window.steps[0]}
-        self._report(seen)
+        self.bad_steps.check(seen, self.step, float(self._limit), write=self.accelerator.is_main_process)
         good, losses = seen["good"], seen["loss"].tolist()
         sums = {key: x[good].sum(0) for key, x in seen.items() if key.startswith("loss_by")}
         sums |= {key: seen[key].sum() for key in ("predicted", "overflow")}
@@ -252,8 +252,8 @@ class Run:
         self.spikes.add(losses)
         record: dict[str, Any] = {
             "step": self.step,
-            "loss": float(seen["loss"][good].double().mean()),
-            "gradient_norm": float(seen["gradient_norm"][good].mean()),
+            "loss": float(seen["loss"][good].double().mean()) if good.any() else None,
+            "gradient_norm": float(seen["gradient_norm"][good].mean()) if good.any() else None,
             "learning_rate": self.optimizers.rate(self.step - 1),
             "tokens_per_second": int(sums["tokens"]) / seconds,
             "tokens_seen": self.tokens_seen,
@@ -261,30 +261,9 @@ class Run:
             "overflow": int(sums["overflow"]),
             "skipped": len(losses) - int(good.sum()),
         }
-        for key, (total, count) in ((key, sums[key].tolist()) for key in sums if key.startswith("loss_by")):
-            record[key] = [x / n if n else None for x, n in zip(total, count, strict=True)]
+        for key in [key for key in sums if key.startswith("loss_by")]:
+            record[key] = [x / n if n else None for x, n in zip(*sums[key].tolist(), strict=True)]
         return record
-
-    def _report(self, seen: dict[str, Tensor]) -> None:
-        """Writes the window's bad steps down. Raises `UserError` at the first, or where skipping left none to take."""
-        action, steps = self.config.on_bad_step, len(seen["good"])
-        parts, before = list(self.gradient_norms.parts), self.step - steps
-        bad = describe_bad_steps(seen, before, float(self._limit), parts, self.batches.rows, action)
-        if not bad:
-            return
-        told, path = bad if action == "skip" else bad[:1], self.folder / "bad_steps.jsonl"
-        if self.accelerator.is_main_process:
-            with path.open("a") as file:
-                file.writelines(json.dumps(record) + "\n" for record in told)
-        for record in told if len(bad) < steps and action == "skip" else ():
-            self.console.print(f"skipped step {record['step']}: loss {record['loss']}, {record['reason']}")
-        if action == "stop" or len(bad) == steps:
-            first = bad[0]
-            what = "is a spike" if first["reason"] == "spike" else "or its gradient is not finite"
-            raise UserError(
-                f"the loss of step {first['step']} ({first['loss']}) {what}, see {path}; lower optimizer.lr and start "
-                "again, or go on from the last checkpoint with --resume=auto --on_bad_step=skip"
-            )
 
     def validate(self) -> float | None:
         """Mean loss over fixed validation batches under fixed noise; None without a validation set."""

@@ -111,11 +111,26 @@ def test_only_the_first_of_many_bad_steps_is_described_where_it_stops_the_run(da
     assert [record["step"] for record in bad_steps(tmp_path)] == [2]
 
 
-def test_skipping_ends_where_no_step_is_left_to_take(data, tmp_path):
-    run = disturbed(config_of(tmp_path, "masked_diffusion", on_bad_step="skip"), data, {0: math.nan, 1: math.nan})
-    with pytest.raises(UserError, match="not finite"):
-        run.train()
-    assert [record["step"] for record in bad_steps(tmp_path)] == [1, 2]
+def test_ten_bad_steps_in_a_row_end_a_run_that_skips(data, tmp_path):
+    """However the log's windows divide them; nine do not, and a record without a good step has no loss."""
+    factors = dict.fromkeys(range(1, 10), math.nan) | dict.fromkeys(range(11, 21), math.nan)
+    config = config_of(tmp_path, "masked_diffusion", on_bad_step="skip", steps=24, log_every=3, checkpoint_every=24)
+    with pytest.raises(UserError, match=r"step 21 .*not finite.*10 bad steps in a row"):
+        disturbed(config, data, factors).train()
+    assert [record["step"] for record in bad_steps(tmp_path)] == [*range(2, 11), *range(12, 22)]
+    assert [record["loss"] is None for record in log_of(tmp_path)] == [False, True, True, False, True, True]
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_a_window_of_one_step_may_be_skipped(data, tmp_path, action):
+    config = config_of(tmp_path, "masked_diffusion", on_bad_step=action, log_every=1)
+    run = disturbed(config, data, {STEPS - 1: math.nan})
+    if action == "stop":
+        with pytest.raises(UserError, match="not finite"):
+            run.train()
+        return
+    assert run.train()
+    assert [record["skipped"] for record in log_of(tmp_path)] == [0] * (STEPS - 1) + [1]
 
 
 # The limit

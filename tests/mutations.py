@@ -146,6 +146,27 @@ FAULTS = {
         "first, self.unstored = start, None",
         ("tests/sample/test_windows.py",),
     ),
+    "checksum": Fault(
+        "a checkpoint's checksums are not compared",
+        "mdlm/checkpoint.py",
+        "if sha256_of(file) != expected:",
+        "if not sha256_of(file):",
+        ("tests/train/test_loop.py",),
+    ),
+    "skip": Fault(
+        "a skipped step leaves Muon's matrices moved",
+        "train/optimizer.py",
+        "p.copy_(torch.where(good, p, old))",
+        "p.copy_(torch.where(p.isfinite(), p, old))",
+        ("tests/train/test_health.py",),
+    ),
+    "spike-memory": Fault(
+        "a resumed run forgets the losses that its limit for spikes follows from",
+        "train/loop.py",
+        'self.predicted, self.spikes.recent = progress["predicted"], progress["recent_losses"]',
+        'self.predicted = progress["predicted"]',
+        ("tests/train/test_health.py",),
+    ),
 }
 
 NO_FAULT = Fault(

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mdlm.checkpoint import checkpoints_in
 from mdlm.config import OBJECTIVES
@@ -131,6 +132,33 @@ def test_a_window_of_one_step_may_be_skipped(data, tmp_path, action):
         return
     assert run.train()
     assert [record["skipped"] for record in log_of(tmp_path)] == [0] * (STEPS - 1) + [1]
+
+
+class _Waits(TorchDispatchMode):
+    """Counts the operations for which a host waits for its device: reading a number, and shapes that hang on values."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        name = function.overloadpacket.__name__
+        by_mask = name == "index" and any(x is not None and x.dtype == torch.bool for x in arguments[1])
+        self.count += by_mask or name in ("_local_scalar_dense", "nonzero", "masked_select")
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_a_step_waits_for_nothing(data, tmp_path, action):
+    """Four more steps in a window wait four times more: for the batch's token count, which never left the host."""
+    counts = []
+    for steps in (4, 8):
+        settings = {"on_bad_step": action, "ema_decay": 0.9, "log_every": 100, "checkpoint_every": 100}
+        run = Run(config_of(tmp_path / f"{steps}", "block_diffusion", steps=steps, **settings), *data, None)
+        with _Waits() as waits:
+            run.train()
+        counts.append(waits.count)
+    assert counts[1] - counts[0] == 4
 
 
 # The limit

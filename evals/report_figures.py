@@ -10,7 +10,7 @@ import matplotlib
 from evals.report_data import TWIN, Records, Row
 
 matplotlib.use("Agg")
-from matplotlib import pyplot
+from matplotlib import pyplot, ticker
 from matplotlib.axes import Axes
 
 COLORS = {"autoregressive": "#444444", "masked_diffusion": "#d1495b", "block_diffusion": "#00798c"}
@@ -73,7 +73,9 @@ def _passes(axes: Axes, records: Records, tasks: list[str]) -> None:
         if arm != TWIN and arm in best and TWIN in best and len(tasks) == len(records.tasks):
             _mark_gaps(axes, points, best[TWIN], best[arm], COLORS[arm])
     axes.set(xscale="log", xlabel="tokens per forward pass (all passes counted)", ylabel="answers exact, dev")
-    axes.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    axes.xaxis.set_major_locator(ticker.FixedLocator([2.0**power for power in range(-2, 8)]))
+    axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.set_ylim(-0.03, 1.03)
     axes.grid(alpha=0.25)
 

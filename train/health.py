@@ -24,7 +24,8 @@ class SpikeLimit:
     """The loss above which a step is a spike, as a function of the losses before the last multiple of `log_every`.
 
     Median + `spike_mads` × (median absolute deviation; at least 1 % of the median, and of a nat: what little is left
-    of a loss jumps without harm) over `spike_window` steps. An interruption reads the losses at other steps, but moves no limit.
+    of a loss jumps without harm) over `spike_window` steps. An interruption reads the losses at other steps, but moves
+    no limit.
     """
 
     def __init__(self, config: TrainConfig) -> None:

@@ -23,8 +23,9 @@ from train.config import TrainConfig
 class SpikeLimit:
     """The loss above which a step is a spike, as a function of the losses before the last multiple of `log_every`.
 
-    Median + `spike_mads` × (median absolute deviation, or 1 % of the median where that is more) over `spike_window`
-    steps. An interruption reads the losses at other steps, but moves no limit.
+    Median + `spike_mads` × (median absolute deviation; at least 1 % of the median, and of a nat: what little is left
+    of a loss jumps without harm) over `spike_window` steps. An interruption reads the losses at other steps, but moves
+    no limit.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -44,7 +45,7 @@ class SpikeLimit:
         if self.mads is None or len(known) < self.window or not losses:
             return math.inf
         middle = median(losses)
-        return middle + self.mads * max(median(abs(loss - middle) for loss in losses), 0.01 * middle)
+        return middle + self.mads * max(median(abs(loss - middle) for loss in losses), 0.01 * max(middle, 1.0))
 
 
 class GradientNorms:

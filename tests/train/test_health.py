@@ -175,6 +175,7 @@ def limit_after(losses, pieces, **changes):
 def test_the_limit_is_the_median_and_some_deviations():
     assert limit_after([9.0, 3.0, 1.0, 2.0, 5.0, 4.0], [6]) == 3.0 + 4.0 * 1.0  # of the last five: 1 to 5
     assert limit_after([2.0] * 5, [5]) == pytest.approx(2.0 * 1.04)
+    assert limit_after([0.1] * 5, [5]) == pytest.approx(0.1 + 4.0 * 0.01)
     assert limit_after([math.nan, 2.0, 2.0, 2.0, 2.0], [5]) == pytest.approx(2.0 * 1.04)
 
 

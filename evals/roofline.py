@@ -12,76 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
 from scipy.optimize import brentq
 
-from mdlm.command import unknown
+from evals.ceilings import Machine
 from mdlm.config import ModelConfig
 from mdlm.errors import UserError
 
-MACHINES = Path(__file__).resolve().parent.parent / "configs" / "machines.yaml"
 LARGEST_BATCH = 1 << 20
 """Up to here a crossover is looked for."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Two ceilings: bytes/s, and FLOP/s by dtype (dense, without sparsity)."""
-
-    name: str
-    bandwidth: float
-    peak: Mapping[str, float]
-    source: str
-
-    def __post_init__(self) -> None:
-        for what, value in {
-            "bandwidth": self.bandwidth,
-            **{f"peak of {dtype}": v for dtype, v in self.peak.items()},
-        }.items():
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not 0 < value < math.inf:
-                raise UserError(f"machine {self.name}: {what} is {value!r}; it must be a number above 0")
-
-    def flops(self, dtype: str) -> float:
-        """Peak FLOP/s of a dtype; `UserError` where it is not known."""
-        if dtype not in self.peak:
-            raise UserError(f"machine {self.name} has no peak for {dtype}; known are {', '.join(self.peak)}")
-        return self.peak[dtype]
-
-    def ridge(self, dtype: str) -> float:
-        """FLOP/byte from which on a pass is bound by arithmetic: the protocol's R."""
-        return self.flops(dtype) / self.bandwidth
-
-
-def load_machines(path: Path = MACHINES) -> dict[str, Machine]:
-    """The machines of a data file; `UserError` names the entry and the field that is wrong."""
-    fields = {"bandwidth_bytes_per_second", "peak_flops_per_second", "source", "date"}
-    try:
-        entries = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(entries, dict):
-        raise UserError(f"{path}: a table of machine names is expected")
-    machines = {}
-    for name, entry in entries.items():
-        if not isinstance(entry, dict) or entry.keys() != fields:
-            raise UserError(f"{path}: machine {name} must have the fields {', '.join(sorted(fields))}, and no others")
-        if not isinstance(entry["peak_flops_per_second"], dict) or not entry["peak_flops_per_second"]:
-            raise UserError(f"{path}: machine {name}: peak_flops_per_second must name a dtype, as in {{bf16: 1.0e+15}}")
-        source = f"{entry['source']} ({entry['date']})"
-        machines[name] = Machine(name, entry["bandwidth_bytes_per_second"], entry["peak_flops_per_second"], source)
-    return machines
-
-
-def named_machine(name: str, path: Path = MACHINES) -> Machine:
-    """A machine of the data file, whatever its name's case."""
-    machines = {found.upper(): machine for found, machine in load_machines(path).items()}
-    if name.upper() not in machines:
-        raise unknown("machine", name, ["this", *machines])
-    return machines[name.upper()]
 
 
 @dataclass(frozen=True)
@@ -147,12 +87,12 @@ def pass_work(
     columns: int,
     head_positions: int,
     cached: bool = True,
-    precision: Precision = Precision(),  # noqa: B008  (frozen)
+    precision: Precision = Precision(),
 ) -> Work:
     """One pass of B = `batch` rows over G = `positions` that see S = `columns` each, their own among them.
 
-    Every weight is read once, two FLOPs a weight and position; the scores and their use take 4 FLOPs a head, head width,
-    position and column, masked or not. With a cache the pass writes its positions' keys and values and reads all
+    Every weight is read once, two FLOPs a weight and position; the scores and their use take 4 FLOPs a head, head
+    width, position and column, masked or not. With a cache the pass writes its positions' keys and values and reads all
     columns'; without one it has them at hand. The head runs on `head_positions`, and reads its table if that is not 0.
     `batch` may be a fraction, so that curves are continuous.
     """
@@ -244,13 +184,13 @@ def speedup(work: Workload, batch: float, tokens: float, machine: Machine, dtype
 
 
 def closed_crossover(tokens_per_position: float, ridge: float, weight_bytes: float) -> float:
-    """b* = tokens_per_forward · R / G · bytes of a weight / 2; R is the `ridge`, tokens_per_forward / G the first argument.
+    """The protocol's b* = tokens_per_forward · R / G, for weights of any size: tokens_per_position · R · bytes / 2.
 
-    With N weights, the twin at batch b makes b tokens in N · bytes / bandwidth seconds, diffusion a token in
-    2 N / (peak · tokens per position). An approximation: it is exact only where weights are all that is read (the
-    twin's keys and values keep it slower, so that diffusion leads for longer), attention costs nothing (its FLOPs end
-    the lead sooner), the twin is still bound by bandwidth at b* and the block pass already by arithmetic, which needs
-    tokens_per_forward of 1 to G. For weights of two bytes it is the protocol's tokens_per_forward · R / G.
+    `ridge` is R, peak FLOP/s over bandwidth. With N weights, the twin at batch b makes b tokens in N · bytes / bandwidth
+    seconds, diffusion a token in 2 N / (peak · tokens_per_position). An approximation: it is exact only where weights
+    are all that is read (the twin's keys and values keep it slower, so that diffusion leads for longer), attention
+    costs nothing (its FLOPs end the lead sooner), and at b* the twin is still bound by bandwidth and the block pass
+    already by arithmetic, which needs tokens_per_forward of 1 to G.
     """
     return tokens_per_position * ridge * weight_bytes / 2
 

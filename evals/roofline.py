@@ -186,11 +186,11 @@ def speedup(work: Workload, batch: float, tokens: float, machine: Machine, dtype
 def closed_crossover(tokens_per_position: float, ridge: float, weight_bytes: float) -> float:
     """The protocol's b* = tokens_per_forward · R / G, for weights of any size: tokens_per_position · R · bytes / 2.
 
-    `ridge` is R, peak FLOP/s over bandwidth. With N weights, the twin at batch b makes b tokens in N · bytes / bandwidth
-    seconds, diffusion a token in 2 N / (peak · tokens_per_position). An approximation: it is exact only where weights
-    are all that is read (the twin's keys and values keep it slower, so that diffusion leads for longer), attention
-    costs nothing (its FLOPs end the lead sooner), and at b* the twin is still bound by bandwidth and the block pass
-    already by arithmetic, which needs tokens_per_forward of 1 to G.
+    `ridge` is R, peak FLOP/s over bandwidth. With N weights, the twin at batch b makes b tokens in N · bytes /
+    bandwidth seconds, diffusion a token in 2 N / (peak · tokens_per_position). An approximation: it is exact only where
+    weights are all that is read (the twin's keys and values keep it slower, so that diffusion leads for longer),
+    attention costs nothing (its FLOPs end the lead sooner), and at b* the twin is still bound by bandwidth and the
+    block pass already by arithmetic, which needs tokens_per_forward of 1 to G.
     """
     return tokens_per_position * ridge * weight_bytes / 2
 

@@ -1,4 +1,4 @@
-"""The figures of `python -m evals roofline`: the roofline with the passes on it, and speed-up against the batch size."""
+"""The figures of `python -m evals roofline`: passes on the roofline, and speed-up against batch size and prompt."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.flop_counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,12 +93,12 @@ def test_narrow_weights_are_fewer_bytes_and_as_many_flops():
 
 
 def test_flops_are_those_that_torch_counts():
-    """Of a whole canvas in eager mode: torch's own counter sees the same products."""
-    model = Transformer(SMALL.replace(objective="masked_diffusion")).initialize(0).eval().requires_grad_(False)
+    """Of a whole canvas, with attention written as products: torch's counter does not see its fused kernel on a CPU."""
+    model = Transformer(SMALL.replace(objective="masked_diffusion")).initialize(0)
     with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
         model(torch.zeros(3, 20, dtype=torch.long))
     work = pass_work(SMALL, batch=3, positions=20, columns=20, head_positions=20, cached=False)
-    assert counter.get_total_flops() in (work.total_flops, work.flops["layers"] + work.flops["head"])
+    assert counter.get_total_flops() == work.total_flops
 
 
 def test_a_step_of_one_token_is_one_flop_a_byte_at_two_bytes_a_weight():
@@ -143,7 +144,7 @@ def test_the_closed_form_by_hand():
 @pytest.mark.parametrize(("tokens", "weight_bytes"), [(1.5, 2), (4, 2), (4, 1), (12, 4)])
 def test_the_solved_crossover_is_the_closed_form_where_that_is_exact(tokens, weight_bytes):
     """Cache and logits of no bytes, next to no columns, and matrices beside which embedding, norms and table vanish."""
-    config = WIDE.replace(vocab_size=8, dim=8192, layers=40, hidden_dim=65536, heads=1, kv_heads=1)
+    config = ModelConfig("block_diffusion", 8, dim=8192, layers=40, hidden_dim=65536, heads=1, kv_heads=1)
     work = Workload(config, prompt=1, answer=16, block=16, precision=Precision(weight_bytes, 1e-9))
     solved = predicted_crossover(work, tokens, MACHINE, "bf16")["batch"]
     assert solved == pytest.approx(closed_crossover(tokens / 16, MACHINE.ridge("bf16"), weight_bytes), rel=5e-3)
@@ -270,7 +271,23 @@ def test_an_impossible_pass_is_refused(changes):
 def measured(tmp_path_factory):
     """The tiny shape, eager, in a process of its own: the JSON line and the folder."""
     folder = tmp_path_factory.mktemp("roofline")
-    words = "--shape tiny --batch 2 1 --prompt 8 --answer 8 --block 4 --tokens-per-forward 2 --measure --eager".split()
+    words = [
+        "--shape",
+        "tiny",
+        "--batch",
+        "2",
+        "1",
+        "--prompt",
+        "8",
+        "--answer",
+        "8",
+        "--block",
+        "4",
+        "--tokens-per-forward",
+        "2",
+        "--measure",
+        "--eager",
+    ]
     command = [sys.executable, "-m", "evals", "roofline", *words, "--threads", "1", "--repeats", "1", "--device", "cpu"]
     done = subprocess.run([*command, "--json", "--out", str(folder)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -316,7 +333,7 @@ def test_every_ratio_is_predicted_and_measured_end_to_end(measured):
 
 
 def test_a_named_machine_is_printed_with_its_source(capsys):
-    words = "--machine H100 --shape 8b --prompt 1024 --answer 512 --batch 1 64".split()
+    words = ["--machine", "H100", "--shape", "8b", "--prompt", "1024", "--answer", "512", "--batch", "1", "64"]
     assert run_command(main, ["roofline", *words]) == 0
     text = capsys.readouterr().out
     for word in (

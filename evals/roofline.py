@@ -153,14 +153,11 @@ class Workload:
     def prefill(self, batch: float, *, head: bool) -> Work:
         """The prompt into the cache; the twin's also runs the head on the last position. Masked scores are counted:
         a kernel that skips a causal prompt's upper half does half of the attention."""
-        size = self.prompt
-        arguments = {"positions": size, "columns": size, "head_positions": int(head), "precision": self.precision}
-        return pass_work(self.config, batch=batch, **arguments)
+        return self._pass(batch, self.prompt, int(head), columns=self.prompt)
 
     def canvas(self, batch: float) -> Work:
         """All columns without a cache, the head on the answer."""
-        arguments = {"positions": self.columns, "columns": self.columns, "precision": self.precision}
-        return pass_work(self.config, batch=batch, head_positions=self.answer, cached=False, **arguments)
+        return self._pass(batch, self.columns, self.answer, cached=False)
 
     def passes(self, batch: float) -> dict[str, Work]:
         """Every kind of pass by its name in a table."""
@@ -171,9 +168,16 @@ class Workload:
             "prefill": self.prefill(batch, head=False),
         }
 
-    def _pass(self, batch: float, positions: int, head: int) -> Work:
-        sizes = {"positions": positions, "columns": self.columns, "head_positions": head}
-        return pass_work(self.config, batch=batch, precision=self.precision, **sizes)
+    def _pass(self, batch: float, positions: int, head: int, columns: int = 0, cached: bool = True) -> Work:
+        return pass_work(
+            self.config,
+            batch=batch,
+            positions=positions,
+            columns=columns or self.columns,
+            head_positions=head,
+            cached=cached,
+            precision=self.precision,
+        )
 
 
 def speedup(work: Workload, batch: float, tokens: float, machine: Machine, dtype: str) -> float:

@@ -46,6 +46,8 @@ LARGE: dict[str, dict[str, Any]] = {
            "hidden_dim": 12_288, "tie_embeddings": False},
 }  # fmt: skip
 """Shapes that are only predicted; this one is Qwen3-8B's (2505.09388)."""
+PARTS = ["passes", "answers"]
+"""What `--measure` times: single passes by batch size, and whole answers, prefill included, by ratio."""
 WITHIN = 0.25
 """How far the measured crossover may be from the predicted one."""
 MOST_COMPILED = 256
@@ -71,9 +73,14 @@ def main(argv: list[str]) -> int:
         for shape, work in works.items():
             result[shape] = _predict(work, splits[shape], machine, options)
             if options.measure:
-                calls = (2 + options.repeats) * (2 * len(options.batch) + 3 * len(splits[shape]))
-                task = progress.add_task(f"passes and answers, {shape}", total=calls)
-                _measure(result[shape], work, splits[shape], _session(options, partial(progress.advance, task)))
+                sides = {"passes": 2 * len(options.batch), "answers": 3 * len(splits[shape])}
+                calls = (2 + options.repeats) * sum(sides[part] for part in set(options.part))
+                task = progress.add_task(f"{' and '.join(options.part)}, {shape}", total=calls)
+                session = _session(options, partial(progress.advance, task))
+                if "passes" in options.part:
+                    _measure_passes(result[shape], work, session)
+                if "answers" in options.part:
+                    _measure_answers(result[shape], splits[shape], session)
     record = make_record("roofline", _settings(options, works), result)
     if options.out:
         save_record(options.out / "roofline.json", record)
@@ -164,8 +171,8 @@ def _at_ratio(
     return {"ratio": ratio, "prompt": work.prompt, "answer": work.answer, "predicted": predicted}
 
 
-def _measure(result: dict[str, Any], work: Workload, splits: dict[float, Workload], session: Session) -> None:
-    """Puts what this machine takes beside its predictions."""
+def _measure_passes(result: dict[str, Any], work: Workload, session: Session) -> None:
+    """Puts what this machine takes for the passes beside its predictions, and the measured crossover beside b*."""
     tokens, dtype = result["tokens_per_forward"], session.dtype
     batches = [entry["batch"] for entry in result["speedup"]]
     sweep = measure_sweep(work, batches, tokens, session)
@@ -195,9 +202,14 @@ def _measure(result: dict[str, Any], work: Workload, splits: dict[float, Workloa
         if found[kind]["batch"] and found["measured"]["batch"]:
             found[kind]["error"] = found[kind]["batch"] / found["measured"]["batch"] - 1
             found[kind]["within"] = abs(found[kind]["error"]) <= WITHIN
-    measured = measure_ratios(splits, batches[0], tokens, session)
+
+
+def _measure_answers(result: dict[str, Any], splits: dict[float, Workload], session: Session) -> None:
+    """Puts the decoders' end-to-end speed-ups beside the predicted ones, at the smallest batch size."""
+    batch = result["speedup"][0]["batch"]
+    measured = measure_ratios(splits, batch, result["tokens_per_forward"], session)
     for entry in result["ratios"]:
-        entry["measured"] = {"batch": batches[0], **measured[f"{entry['ratio']:g}"]}
+        entry["measured"] = {"batch": batch, **measured[f"{entry['ratio']:g}"]}
     result["stops_paying_measured"] = {
         arm: stops_paying({entry["ratio"]: entry["measured"]["speedup"][arm]["median"] for entry in result["ratios"]})
         for arm in ("block_diffusion", "masked_diffusion")
@@ -206,7 +218,7 @@ def _measure(result: dict[str, Any], work: Workload, splits: dict[float, Workloa
 
 def _settings(options: argparse.Namespace, works: dict[str, Workload]) -> dict[str, Any]:
     names = ("machine", "batch", "prompt", "answer", "block", "total", "tokens_per_forward", "dtype", "weight_bytes",
-             "device", "threads", "repeats", "seed", "measure")  # fmt: skip
+             "device", "threads", "repeats", "seed", "measure", "part")  # fmt: skip
     return {
         **{name: getattr(options, name) for name in names},
         "compiled": options.measure and not options.eager,
@@ -231,6 +243,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16", help="of the arithmetic")
     parser.add_argument("--weight-bytes", type=float, help="bytes a weight, where not those of --dtype")
     parser.add_argument("--measure", action="store_true", help="time the same on this machine")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="of what is timed, only these")
     parser.add_argument("--eager", action="store_true", help="do not compile what is timed")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if cuda else "cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the CPU")

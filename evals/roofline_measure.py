@@ -82,5 +82,5 @@ def _answers(model: Transformer, work: Workload, batch: int, tokens: float, sess
     passes = -int(-window // tokens)
     blocks = work.block if config.objective == "block_diffusion" else None
     setting = DenoiseConfig(max_denoising_steps=passes, block_length=blocks, compile=compiled)
-    special = {"mask_id": config.mask_token_id, "end_id": config.end_token_id}
-    return lambda: denoise(model, canvas_BL, setting, response_start=start, **special)
+    mask_id, end_id = config.mask_token_id, config.end_token_id
+    return lambda: denoise(model, canvas_BL, setting, mask_id=mask_id, end_id=end_id, response_start=start)

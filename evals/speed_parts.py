@@ -207,8 +207,10 @@ def measure_pass(shape: str, session: Session) -> dict[str, Any]:
     timings = session.time(sides, session.repeats * PASS_CALLS)
     result: dict[str, Any] = {"floor": floor, "modes": {mode: {} for mode in session.modes}, "checks": []}
     for (mode, width), timing in timings.items():
-        seconds, sizes = timing.to_dict(), {"positions": width, "columns": PROMPT + ANSWER, "head_positions": width}
-        work = pass_work(model.config, batch=1, **sizes, precision=precision)
+        seconds, columns = timing.to_dict(), PROMPT + ANSWER
+        work = pass_work(
+            model.config, batch=1, positions=width, columns=columns, head_positions=width, precision=precision
+        )
         weight_bytes, bound = work.bytes["layers"] + work.bytes["head"], work.seconds(machine, session.dtype)
         result["modes"][mode][str(width)] = {
             "seconds": seconds,

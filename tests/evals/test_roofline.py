@@ -271,25 +271,10 @@ def test_an_impossible_pass_is_refused(changes):
 def measured(tmp_path_factory):
     """The tiny shape, eager, in a process of its own: the JSON line and the folder."""
     folder = tmp_path_factory.mktemp("roofline")
-    words = [
-        "--shape",
-        "tiny",
-        "--batch",
-        "2",
-        "1",
-        "--prompt",
-        "8",
-        "--answer",
-        "8",
-        "--block",
-        "4",
-        "--tokens-per-forward",
-        "2",
-        "--measure",
-        "--eager",
-    ]
-    command = [sys.executable, "-m", "evals", "roofline", *words, "--threads", "1", "--repeats", "1", "--device", "cpu"]
-    done = subprocess.run([*command, "--json", "--out", str(folder)], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-m", "evals", "roofline", "--shape", "tiny", "--batch", "2", "1", "--prompt", "8"]
+    command += ["--answer", "8", "--block", "4", "--tokens-per-forward", "2", "--measure", "--eager"]
+    command += ["--threads", "1", "--repeats", "1", "--device", "cpu", "--json", "--out", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), folder
 

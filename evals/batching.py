@@ -179,12 +179,3 @@ def crossover(sizes: Sequence[int], ratios: Sequence[float]) -> dict[str, Any]:
     share = above / (above - below)
     batch = math.exp(math.log(sizes[last]) * (1 - share) + math.log(sizes[last + 1]) * share)
     return {"batch": batch, "why": f"between batch {sizes[last]} and {sizes[last + 1]}"}
-
-
-def predicted_crossover(tokens_per_position: float, floor: dict[str, Any], itemsize: int) -> float:
-    """Where a roofline puts it: the twin's steps still read all weights for a token a row, diffusion computes already.
-
-    With N weights, the twin at batch b makes b tokens in N · itemsize / bandwidth seconds, diffusion a token in
-    2 N / (peak · tokens per position); they are equal at b = tokens per position · peak / bandwidth · itemsize / 2.
-    """
-    return tokens_per_position * floor["flops_per_second"] / floor["copy_bytes_per_second"] * itemsize / 2

@@ -16,8 +16,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from evals.ceilings import measured_machine
 from evals.machine import DTYPES, measure_floor
 from evals.published import published_loop
+from evals.roofline import Precision, pass_work
 from evals.timing import Timing, alternate, distribution, paired_ratio, synchronize
 from mdlm.attention import KVCache
 from mdlm.config import ModelConfig, Objective
@@ -179,27 +181,19 @@ def measure_training(shape: str, session: Session) -> dict[str, Any]:
 # --- pass -----------------------------------------------------------------------------------------------------------
 
 
-def cached_pass(model: Transformer, width: int, mode: str, session: Session) -> Callable[[], Tensor]:
-    """One pass of a decoder over `width` positions, head included, against a full cache."""
-    config, columns = model.config, PROMPT + ANSWER
-    cache = KVCache(config, 1, columns, dtype=model.dtype, device=model.device)
+def cached_pass(
+    model: Transformer, width: int, mode: str, session: Session, *, rows: int = 1, columns: int = PROMPT + ANSWER
+) -> Callable[[], Tensor]:
+    """One pass of a decoder over `width` positions of each row, head included, against a full cache."""
+    cache = KVCache(model.config, rows, columns, dtype=model.dtype, device=model.device)
     cache.blocks_BS.zero_()
     columns_G = torch.arange(columns - width, columns, device=model.device)
-    blocks_1G = torch.ones(1, width, dtype=torch.int32, device=model.device)
-    tokens_1G = session.draw(config, 1, width)
+    positions_BG = columns_G.expand(rows, -1).contiguous()
+    blocks_BG = torch.ones(rows, width, dtype=torch.int32, device=model.device)
+    tokens_BG = session.draw(model.config, rows, width)
     function = maybe_compiled(cached_columns, mode == "compiled", model)
     window_G = torch.arange(width, device=model.device)
-    return lambda: function(model, tokens_1G, columns_G[None], blocks_1G, columns_G, cache, window_G)
-
-
-def pass_work(config: ModelConfig, parameters: int, width: int, itemsize: int) -> dict[str, int]:
-    """Bytes and FLOPs of a cached pass, from shapes: weights and cache read once, two FLOPs a weight and position."""
-    keys = config.layers * (PROMPT + ANSWER) * config.head_dim
-    return {
-        "weight_bytes": parameters * itemsize,
-        "cache_bytes": 2 * keys * config.kv_heads * itemsize,
-        "flops": width * (2 * parameters + 4 * keys * config.heads),
-    }
+    return lambda: function(model, tokens_BG, positions_BG, blocks_BG, columns_G, cache, window_G)
 
 
 @torch.no_grad()
@@ -207,18 +201,25 @@ def measure_pass(shape: str, session: Session) -> dict[str, Any]:
     """Seconds of a cached pass by its positions, beside the floor max(bytes / bandwidth, FLOPs / peak)."""
     model = session.model(model_config(shape))
     floor = measure_floor(model.dtype, device=session.device, repeats=session.repeats)
+    machine = measured_machine(floor, session.dtype)
+    precision = Precision(model.dtype.itemsize, model.dtype.itemsize)
     sides = {(mode, width): cached_pass(model, width, mode, session) for mode in session.modes for width in WIDTHS}
     timings = session.time(sides, session.repeats * PASS_CALLS)
     result: dict[str, Any] = {"floor": floor, "modes": {mode: {} for mode in session.modes}, "checks": []}
     for (mode, width), timing in timings.items():
-        seconds, work = timing.to_dict(), pass_work(model.config, model.num_parameters, width, model.dtype.itemsize)
-        moved = work["weight_bytes"] + work["cache_bytes"]
-        bound = max(moved / floor["copy_bytes_per_second"], work["flops"] / floor["flops_per_second"])
+        seconds, columns = timing.to_dict(), PROMPT + ANSWER
+        work = pass_work(
+            model.config, batch=1, positions=width, columns=columns, head_positions=width, precision=precision
+        )
+        weight_bytes, bound = work.bytes["layers"] + work.bytes["head"], work.seconds(machine, session.dtype)
         result["modes"][mode][str(width)] = {
             "seconds": seconds,
             "against_one_position": paired_ratio(timing.seconds, timings[mode, 1].seconds),
-            **work,
-            "weight_bytes_per_second": work["weight_bytes"] / seconds["median"],
+            "weight_bytes": weight_bytes,
+            "cache_bytes": work.bytes["cache_read"] + work.bytes["cache_write"],
+            "bytes": work.total_bytes,
+            "flops": work.total_flops,
+            "weight_bytes_per_second": weight_bytes / seconds["median"],
             "floor_seconds": bound,
             "times_floor": seconds["median"] / bound,
         }

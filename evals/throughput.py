@@ -22,10 +22,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from evals.batching import STATIC, TWIN, Contender, measure, predicted_crossover, ways
+from evals.batching import STATIC, TWIN, Contender, measure, ways
+from evals.ceilings import measured_machine
 from evals.machine import DTYPES, measure_floor
 from evals.records import make_record, read_record, save_record
 from evals.report_figures import COLORS
+from evals.roofline import closed_crossover
 from evals.speed_parts import ANSWER, BLOCK, PASSES, PROMPT, SHAPES, Session, model_config
 from evals.systems import GREEDY, Arm, Setting, sweep
 from mdlm.checkpoint import resolve_checkpoint
@@ -122,10 +124,12 @@ def _predict(result: dict[str, Any], contenders: dict[str, Contender], device: s
     """Puts the roofline's crossovers beside the measured ones."""
     dtype = contenders["autoregressive"].model.dtype
     result["floor"] = measure_floor(dtype, device=device)
+    (name,) = (name for name, found in DTYPES.items() if found == dtype)
+    ridge = measured_machine(result["floor"], name).ridge(name)
     for way, summary in result["against_queue"].items():
         rates = [cell["tokens_per_loop_position"] for cell in result["cells"] if cell["way"] == way]
         if way != STATIC and rates[0]:
-            summary["predicted_batch"] = predicted_crossover(rates[0], result["floor"], dtype.itemsize)
+            summary["predicted_batch"] = closed_crossover(rates[0], ridge, dtype.itemsize)
 
 
 def _settings(

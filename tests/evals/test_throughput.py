@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from evals.__main__ import main
-from evals.batching import STATIC, TWIN, Contender, crossover, measure, predicted_crossover, ways
+from evals.batching import STATIC, TWIN, Contender, crossover, measure, ways
 from evals.records import read_record
 from evals.systems import GREEDY, Setting
 from evals.throughput import print_result
@@ -137,12 +137,6 @@ def test_the_crossover_is_where_the_last_lead_ends(ratios, batch, why):
     found = crossover([1, 2, 4], ratios)
     assert found["batch"] == (None if batch is None else pytest.approx(batch))
     assert why in found["why"]
-
-
-def test_the_roofline_by_hand():
-    """Half a token a position; 400 FLOP/s by 10 bytes/s, weights of 2 bytes: 0.5 · 40."""
-    floor = {"flops_per_second": 400.0, "copy_bytes_per_second": 10.0}
-    assert predicted_crossover(0.5, floor, 2) == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     keep_large_buffers()
     torch.set_num_threads(options.threads)
     works = {shape: _workload(shape, options) for shape in options.shape}
-    splits = {shape: at_ratios(work.config, options.total, work.block, work.precision) for shape, work in works.items()}
+    splits = {shape: at_ratios(work, options.total) for shape, work in works.items()}
     machine = None if options.machine == "this" else named_machine(options.machine)
     if machine:
         machine.flops(options.dtype)
@@ -92,7 +92,7 @@ def _workload(shape: str, options: argparse.Namespace) -> Workload:
     precision = Precision(itemsize if options.weight_bytes is None else options.weight_bytes, itemsize)
     length = max(options.prompt + options.answer, options.total)
     config = ModelConfig("block_diffusion", **{**SHAPES, **LARGE}[shape], max_length=length, block_length=options.block)
-    return Workload(config, options.prompt, options.answer, options.block, precision)
+    return Workload(config, options.prompt, options.answer, options.block, precision, options.paged)
 
 
 def _floor(work: Workload, options: argparse.Namespace) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _session(options: argparse.Namespace, advance: Any) -> Session:
 
 def _settings(options: argparse.Namespace, works: dict[str, Workload]) -> dict[str, Any]:
     names = ("machine", "batch", "prompt", "answer", "block", "total", "tokens_per_forward", "dtype", "weight_bytes",
-             "device", "threads", "repeats", "seed", "measure", "part")  # fmt: skip
+             "device", "threads", "repeats", "seed", "measure", "part", "paged")  # fmt: skip
     return {
         **{name: getattr(options, name) for name in names},
         "compiled": options.measure and not options.eager,
@@ -133,6 +133,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--tokens-per-forward", type=float, default=BLOCK / PASSES, help="of a row; from a record")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16", help="of the arithmetic")
     parser.add_argument("--weight-bytes", type=float, help="bytes a weight, where not those of --dtype")
+    parser.add_argument(
+        "--paged", action="store_true", help="the cache is read as far as a pass sees, not whole as ours"
+    )
     parser.add_argument("--measure", action="store_true", help="time the same on this machine")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="of what is timed, only these")
     parser.add_argument("--eager", action="store_true", help="do not compile what is timed")
@@ -152,10 +155,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if not 0 < options.tokens_per_forward <= options.block:
         tokens = f"--tokens-per-forward {options.tokens_per_forward:g}"
         raise UserError(f"{tokens}: it must be above 0 and at most --block {options.block}")
-    if options.measure and (
-        options.machine != "this" or options.weight_bytes is not None or set(options.shape) & set(LARGE)
-    ):
-        raise UserError(f"--measure times this machine: leave out --machine, --weight-bytes, and {', '.join(LARGE)}")
+    elsewhere = options.machine != "this" or options.weight_bytes is not None or options.paged
+    if options.measure and (elsewhere or set(options.shape) & set(LARGE)):
+        what = f"--machine, --weight-bytes, --paged, and the shape {', '.join(LARGE)}"
+        raise UserError(f"--measure times this machine as it decodes: leave out {what}")
     if options.device == "cuda" and not cuda:
         raise UserError("--device cuda: torch finds no GPU here; leave it out to measure the CPU")
     return options

@@ -200,8 +200,21 @@ def test_whole_answers_are_counted_in_passes():
     assert decode_seconds(work, 1, 1.5, lambda _: 1.0)["block_diffusion"] == 1 + 3 * 3 + 2
 
 
+def test_a_paged_cache_is_read_as_far_as_the_passes_of_a_decode_see_on_average():
+    """A prompt of 5 and 12 tokens in blocks of 4: the blocks see 9, 13 and 17 columns, steps 6 to 17."""
+    static = Workload(SMALL, prompt=5, answer=12, block=4)
+    paged = replace(static, paged=True)
+    a_column = static.block_pass(1).bytes["cache_write"] / 4
+    assert static.step(1).bytes["cache_read"] == static.block_pass(1).bytes["cache_read"] == 17 * a_column
+    assert paged.block_pass(1).bytes["cache_read"] == 13 * a_column
+    assert paged.step(1).bytes["cache_read"] == 12 * a_column  # 11.5, rounded up
+    assert paged.prefill(1, head=True) == static.prefill(1, head=True)
+    assert paged.canvas(1) == static.canvas(1)
+    assert replace(paged, answer=4).block_pass(1).bytes["cache_read"] == 9 * a_column
+
+
 def test_the_ratios_divide_equal_totals_into_whole_blocks():
-    found = at_ratios(SMALL, 68, 4, Precision())
+    found = at_ratios(Workload(SMALL, 8, 8, 4), 68)
     assert list(found) == list(RATIOS)
     assert {work.columns for work in found.values()} == {68}
     assert all(work.answer % 4 == 0 for work in found.values())
@@ -381,6 +394,7 @@ def test_a_named_machine_is_printed_with_its_source(capsys):
         (("--answer", "16"), "lower --block"),
         (("--total", "40"), "--total 40"),
         (("--machine", "H100", "--measure"), "leave out --machine"),
+        (("--paged", "--measure"), "--paged"),
         (("--shape", "9t"), "'9t'"),
     ],
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scipy.optimize import brentq
@@ -123,13 +123,19 @@ def pass_work(
 
 @dataclass(frozen=True)
 class Workload:
-    """A prompt and an answer in a static cache of all their columns, which every cached pass reads whole."""
+    """A prompt and an answer, and how their cache is read.
+
+    A static cache, as ours, has all their columns and every cached pass reads it whole. A `paged` one is read as far as
+    a pass sees; passes then count the mean of a decode, half of the answer before them. It reads less, which helps the
+    twin more: it reads its cache more often.
+    """
 
     config: ModelConfig
     prompt: int
     answer: int
     block: int
     precision: Precision = Precision()
+    paged: bool = False
 
     def __post_init__(self) -> None:
         for name in ("prompt", "answer", "block"):
@@ -144,11 +150,11 @@ class Workload:
 
     def step(self, batch: float) -> Work:
         """One token of the autoregressive twin."""
-        return self._pass(batch, 1, head=1)
+        return self._pass(batch, 1, head=1, columns=self._read(1))
 
     def block_pass(self, batch: float, *, head: bool = True) -> Work:
         """A denoising pass over one block; without the head, storing a finished one."""
-        return self._pass(batch, self.block, head=self.block if head else 0)
+        return self._pass(batch, self.block, head=self.block if head else 0, columns=self._read(self.block))
 
     def prefill(self, batch: float, *, head: bool) -> Work:
         """The prompt into the cache; the twin's also runs the head on the last position. Masked scores are counted:
@@ -157,7 +163,7 @@ class Workload:
 
     def canvas(self, batch: float) -> Work:
         """All columns without a cache, the head on the answer."""
-        return self._pass(batch, self.columns, self.answer, cached=False)
+        return self._pass(batch, self.columns, self.answer, columns=self.columns, cached=False)
 
     def passes(self, batch: float) -> dict[str, Work]:
         """Every kind of pass by its name in a table."""
@@ -168,12 +174,16 @@ class Workload:
             "prefill": self.prefill(batch, head=False),
         }
 
-    def _pass(self, batch: float, positions: int, head: int, columns: int = 0, cached: bool = True) -> Work:
+    def _read(self, width: int) -> int:
+        """Columns of the cache that a pass over `width` positions reads, its own among them."""
+        return self.prompt + -(-(self.answer + width) // 2) if self.paged else self.columns
+
+    def _pass(self, batch: float, positions: int, head: int, columns: int, cached: bool = True) -> Work:
         return pass_work(
             self.config,
             batch=batch,
             positions=positions,
-            columns=columns or self.columns,
+            columns=columns,
             head_positions=head,
             cached=cached,
             precision=self.precision,
@@ -241,8 +251,9 @@ RATIOS = (16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
 """Prompt to answer."""
 
 
-def at_ratios(config: ModelConfig, total: int, block: int, precision: Precision) -> dict[float, Workload]:
-    """`total` columns divided at every ratio, answers in whole blocks and one at least."""
+def at_ratios(work: Workload, total: int) -> dict[float, Workload]:
+    """The workload with `total` columns divided at every ratio, answers in whole blocks and one at least."""
+    block = work.block
     if total < 2 * block:
         raise UserError(
             f"--total {total} does not hold a block of {block} and as long a prompt; give {2 * block} or more"
@@ -250,7 +261,7 @@ def at_ratios(config: ModelConfig, total: int, block: int, precision: Precision)
     found = {}
     for ratio in RATIOS:
         blocks = min(max(1, round(total / (1 + ratio) / block)), (total - 1) // block)
-        found[ratio] = Workload(config, total - blocks * block, blocks * block, block, precision)
+        found[ratio] = replace(work, prompt=total - blocks * block, answer=blocks * block)
     return found
 
 

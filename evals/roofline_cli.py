@@ -17,22 +17,13 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from evals.ceilings import Machine, measured_machine, named_machine
+from evals.ceilings import measured_machine, named_machine
 from evals.machine import DTYPES, measure_floor
 from evals.records import make_record, save_record
-from evals.roofline import (
-    RATIOS,
-    Precision,
-    Workload,
-    at_ratios,
-    closed_crossover,
-    decode_seconds,
-    predicted_crossover,
-    speedup,
-    stops_paying,
-)
+from evals.roofline import RATIOS, Precision, Workload, at_ratios
 from evals.roofline_figures import draw
-from evals.roofline_measure import BLOCK_PASS, STEP, measure_ratios, measure_sweep
+from evals.roofline_measure import measure_ratios, measure_sweep
+from evals.roofline_report import WITHIN, compare, compare_answers, predict
 from evals.roofline_tables import print_result
 from evals.speed_parts import ANSWER, BLOCK, PASSES, PROMPT, SHAPES, Session
 from mdlm.command import CommandParser
@@ -48,8 +39,6 @@ LARGE: dict[str, dict[str, Any]] = {
 """Shapes that are only predicted; this one is Qwen3-8B's (2505.09388)."""
 PARTS = ["passes", "answers"]
 """What `--measure` times: single passes by batch size, and whole answers, prefill included, by ratio."""
-WITHIN = 0.25
-"""How far the measured crossover may be from the predicted one."""
 MOST_COMPILED = 256
 """Shapes one function may be compiled for; past torch's own limit of 8 the later ones would be eager."""
 
@@ -59,7 +48,7 @@ def main(argv: list[str]) -> int:
     keep_large_buffers()
     torch.set_num_threads(options.threads)
     works = {shape: _workload(shape, options) for shape in options.shape}
-    splits = {shape: at_ratios(work.config, options.total, work.block, work.precision) for shape, work in works.items()}
+    splits = {shape: at_ratios(work, options.total) for shape, work in works.items()}
     machine = None if options.machine == "this" else named_machine(options.machine)
     if machine:
         machine.flops(options.dtype)
@@ -71,16 +60,22 @@ def main(argv: list[str]) -> int:
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
     ):
         for shape, work in works.items():
-            result[shape] = _predict(work, splits[shape], machine, options)
+            floor = {} if machine else _floor(work, options)
+            against = machine or measured_machine(floor, options.dtype)
+            inputs = {"dtype": options.dtype, "tokens": options.tokens_per_forward, "batches": options.batch}
+            result[shape] = {"floor": floor, **predict(work, splits[shape], against, **inputs)}
             if options.measure:
                 sides = {"passes": 2 * len(options.batch), "answers": 3 * len(splits[shape])}
                 calls = (2 + options.repeats) * sum(sides[part] for part in set(options.part))
                 task = progress.add_task(f"{' and '.join(options.part)}, {shape}", total=calls)
                 session = _session(options, partial(progress.advance, task))
                 if "passes" in options.part:
-                    _measure_passes(result[shape], work, session)
+                    sweep = measure_sweep(work, options.batch, options.tokens_per_forward, session)
+                    compare(result[shape], work, sweep, options.dtype)
                 if "answers" in options.part:
-                    _measure_answers(result[shape], splits[shape], session)
+                    first = options.batch[0]
+                    answers = measure_ratios(splits[shape], first, options.tokens_per_forward, session)
+                    compare_answers(result[shape], answers, first)
     record = make_record("roofline", _settings(options, works), result)
     if options.out:
         save_record(options.out / "roofline.json", record)
@@ -94,10 +89,16 @@ def main(argv: list[str]) -> int:
 
 def _workload(shape: str, options: argparse.Namespace) -> Workload:
     itemsize = DTYPES[options.dtype].itemsize
-    precision = Precision(options.weight_bytes or itemsize, itemsize)
+    precision = Precision(itemsize if options.weight_bytes is None else options.weight_bytes, itemsize)
     length = max(options.prompt + options.answer, options.total)
     config = ModelConfig("block_diffusion", **{**SHAPES, **LARGE}[shape], max_length=length, block_length=options.block)
-    return Workload(config, options.prompt, options.answer, options.block, precision)
+    return Workload(config, options.prompt, options.answer, options.block, precision, options.paged)
+
+
+def _floor(work: Workload, options: argparse.Namespace) -> dict[str, Any]:
+    """This machine's ceilings, the copy of as many bytes as a step reads: weights that fit a cache come at its pace."""
+    size = max(1 << 20, int(work.step(1).total_bytes) // 8 * 8)
+    return measure_floor(DTYPES[options.dtype], device=options.device, repeats=options.repeats, copy_bytes=size)
 
 
 def _session(options: argparse.Namespace, advance: Any) -> Session:
@@ -106,119 +107,9 @@ def _session(options: argparse.Namespace, advance: Any) -> Session:
                    seed=options.seed, advance=advance)  # fmt: skip
 
 
-def _predict(
-    work: Workload, splits: dict[float, Workload], machine: Machine | None, options: argparse.Namespace
-) -> dict[str, Any]:
-    """Everything that follows from shapes and ceilings."""
-    dtype, tokens, batches, floor = options.dtype, options.tokens_per_forward, options.batch, None
-    if machine is None:
-        # As many bytes as a step reads: weights that fit a cache come at its pace, not at the memory's.
-        size = max(1 << 20, int(work.step(1).total_bytes) // 8 * 8)
-        floor = measure_floor(DTYPES[dtype], device=options.device, repeats=options.repeats, copy_bytes=size)
-        machine = measured_machine(floor, dtype)
-    passes = [
-        {
-            "pass": kind,
-            "batch": batch,
-            "flops": made.total_flops,
-            "bytes": made.total_bytes,
-            "terms": {"flops": dict(made.flops), "bytes": dict(made.bytes)},
-            "intensity": made.intensity,
-            "bound_by": made.bound_by(machine, dtype),
-            "predicted_seconds": made.seconds(machine, dtype),
-        }
-        for batch in batches
-        for kind, made in work.passes(batch).items()
-    ]
-    closed = closed_crossover(tokens / work.block, machine.ridge(dtype), work.precision.weights)
-    ratios = [_at_ratio(ratio, split, batches, tokens, machine, dtype) for ratio, split in splits.items()]
-    return {
-        "machine": {
-            "name": machine.name,
-            "bandwidth": machine.bandwidth,
-            "flops_per_second": machine.flops(dtype),
-            "source": machine.source,
-            "dtype": dtype,
-        },
-        "floor": floor,
-        "tokens_per_forward": tokens,
-        "passes": passes,
-        "speedup": [{"batch": size, "predicted": speedup(work, size, tokens, machine, dtype)} for size in batches],
-        "crossover": {
-            "predicted": predicted_crossover(work, tokens, machine, dtype),
-            "closed_form": {"batch": closed, "why": "weights alone"},
-        },
-        "ratios": ratios,
-        "stops_paying": {
-            str(size): {
-                arm: stops_paying({entry["ratio"]: entry["predicted"][str(size)][arm] for entry in ratios})
-                for arm in ("block_diffusion", "masked_diffusion")
-            }
-            for size in batches
-        },
-    }
-
-
-def _at_ratio(
-    ratio: float, work: Workload, batches: list[int], tokens: float, machine: Machine, dtype: str
-) -> dict[str, Any]:
-    """Predicted end-to-end speed-ups of one split of the columns, by batch size and arm."""
-    predicted = {}
-    for batch in batches:
-        seconds = decode_seconds(work, batch, tokens, lambda made: made.seconds(machine, dtype))
-        twin = seconds.pop("autoregressive")
-        predicted[str(batch)] = {arm: twin / taken for arm, taken in seconds.items()}
-    return {"ratio": ratio, "prompt": work.prompt, "answer": work.answer, "predicted": predicted}
-
-
-def _measure_passes(result: dict[str, Any], work: Workload, session: Session) -> None:
-    """Puts what this machine takes for the passes beside its predictions, and the measured crossover beside b*."""
-    tokens, dtype = result["tokens_per_forward"], session.dtype
-    batches = [entry["batch"] for entry in result["speedup"]]
-    sweep = measure_sweep(work, batches, tokens, session)
-    for entry in result["passes"]:
-        if entry["pass"] in sweep["seconds"]:
-            entry["measured_seconds"] = sweep["seconds"][entry["pass"]][str(entry["batch"])]
-            entry["error"] = entry["predicted_seconds"] / entry["measured_seconds"]["median"] - 1
-    for entry in result["speedup"]:
-        entry["measured"] = sweep["speedup"][str(entry["batch"])]
-        entry["error"] = entry["predicted"] / entry["measured"]["median"] - 1
-    found = result["crossover"]
-    found["measured"] = sweep["crossover"]
-    # The ceilings that the passes themselves reached: how much of an error comes from ceilings out of their reach.
-    step, block = work.step(batches[0]), work.block_pass(batches[-1])
-    pace = step.total_bytes / sweep["seconds"][STEP][str(batches[0])]["median"]
-    rate = block.total_flops / sweep["seconds"][BLOCK_PASS][str(batches[-1])]["median"]
-    source = f"{STEP} of batch {batches[0]}, {BLOCK_PASS} of batch {batches[-1]}"
-    attained = Machine("attained", pace, {dtype: rate}, source)
-    found["attained"] = predicted_crossover(work, tokens, attained, dtype)
-    ceilings = result["machine"]
-    result["attained"] = {
-        "source": source,
-        "share_of_bandwidth": pace / ceilings["bandwidth"],
-        "share_of_peak": rate / ceilings["flops_per_second"],
-    }
-    for kind in ("predicted", "attained", "closed_form"):
-        if found[kind]["batch"] and found["measured"]["batch"]:
-            found[kind]["error"] = found[kind]["batch"] / found["measured"]["batch"] - 1
-            found[kind]["within"] = abs(found[kind]["error"]) <= WITHIN
-
-
-def _measure_answers(result: dict[str, Any], splits: dict[float, Workload], session: Session) -> None:
-    """Puts the decoders' end-to-end speed-ups beside the predicted ones, at the smallest batch size."""
-    batch = result["speedup"][0]["batch"]
-    measured = measure_ratios(splits, batch, result["tokens_per_forward"], session)
-    for entry in result["ratios"]:
-        entry["measured"] = {"batch": batch, **measured[f"{entry['ratio']:g}"]}
-    result["stops_paying_measured"] = {
-        arm: stops_paying({entry["ratio"]: entry["measured"]["speedup"][arm]["median"] for entry in result["ratios"]})
-        for arm in ("block_diffusion", "masked_diffusion")
-    }
-
-
 def _settings(options: argparse.Namespace, works: dict[str, Workload]) -> dict[str, Any]:
     names = ("machine", "batch", "prompt", "answer", "block", "total", "tokens_per_forward", "dtype", "weight_bytes",
-             "device", "threads", "repeats", "seed", "measure", "part")  # fmt: skip
+             "device", "threads", "repeats", "seed", "measure", "part", "paged")  # fmt: skip
     return {
         **{name: getattr(options, name) for name in names},
         "compiled": options.measure and not options.eager,
@@ -242,6 +133,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--tokens-per-forward", type=float, default=BLOCK / PASSES, help="of a row; from a record")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bf16", help="of the arithmetic")
     parser.add_argument("--weight-bytes", type=float, help="bytes a weight, where not those of --dtype")
+    parser.add_argument(
+        "--paged", action="store_true", help="the cache is read as far as a pass sees, not whole as ours"
+    )
     parser.add_argument("--measure", action="store_true", help="time the same on this machine")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="of what is timed, only these")
     parser.add_argument("--eager", action="store_true", help="do not compile what is timed")
@@ -257,12 +151,14 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         given = getattr(options, name)
         if min(given if isinstance(given, list) else [given]) < 1:
             raise UserError(f"--{name} {given}: it must be at least 1")
-    options.total = options.total or 17 * options.block
+    options.total = 17 * options.block if options.total is None else options.total
     if not 0 < options.tokens_per_forward <= options.block:
         tokens = f"--tokens-per-forward {options.tokens_per_forward:g}"
         raise UserError(f"{tokens}: it must be above 0 and at most --block {options.block}")
-    if options.measure and (options.machine != "this" or options.weight_bytes or set(options.shape) & set(LARGE)):
-        raise UserError(f"--measure times this machine: leave out --machine, --weight-bytes, and {', '.join(LARGE)}")
+    elsewhere = options.machine != "this" or options.weight_bytes is not None or options.paged
+    if options.measure and (elsewhere or set(options.shape) & set(LARGE)):
+        what = f"--machine, --weight-bytes, --paged, and the shape {', '.join(LARGE)}"
+        raise UserError(f"--measure times this machine as it decodes: leave out {what}")
     if options.device == "cuda" and not cuda:
         raise UserError("--device cuda: torch finds no GPU here; leave it out to measure the CPU")
     return options

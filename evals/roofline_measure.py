@@ -12,13 +12,12 @@ import torch
 
 from evals.batching import crossover
 from evals.roofline import Workload
+from evals.roofline_report import BLOCK_PASS, STEP
 from evals.speed_parts import Session, cached_pass
 from evals.timing import paired_ratio
 from mdlm.transformer import Transformer
 from sample import AutoregressiveConfig, DenoiseConfig, decode, denoise
 from sample.generation import canvas
-
-STEP, BLOCK_PASS = "autoregressive step", "block pass"
 
 
 @torch.no_grad()

@@ -71,8 +71,11 @@ def _crossover(result: dict[str, Any], within: float, console: Console) -> None:
     for kind, found in result["crossover"].items():
         line = f"b*, {kind.replace('_', ' ')}: " + (f"{found['batch']:.1f}, " if found["batch"] else "") + found["why"]
         if "error" in found:
-            verdict = "within" if found["within"] else "not within"
-            line += f"; {found['error']:+.0%} against the measured one, {verdict} {within:.0%}"
+            line += f"; {found['error']:+.0%} against the measured one, "
+            if "within" in found:
+                line += f"{'within' if found['within'] else 'not within'} {within:.0%}"
+            else:
+                line += "with ceilings fitted to it: no prediction"
         _say(console, line)
     if attained := result.get("attained"):
         _say(

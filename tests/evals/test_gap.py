@@ -273,7 +273,7 @@ def heads(compared, tmp_path_factory) -> Path:
         "compile": "false",
         "too_long": "cut",
     }
-    config = str(ROOT / "configs" / "train" / "heads-demo.yaml")
+    config = str(ROOT / "configs" / "heads" / "demo.yaml")
     assert train_heads([config, *(f"--{name}={value}" for name, value in options.items())]) == 0
     return folder
 

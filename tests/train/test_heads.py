@@ -22,7 +22,7 @@ from train.data import open_dataset, prepare
 from train.heads import HeadsConfig, main
 from train.loop import Run
 
-CONFIG = Path(__file__).parents[2] / "configs" / "train" / "heads-demo.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "heads" / "demo.yaml"
 LETTERS = "abcdefgh"
 SHAPE = {"dim": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "hidden_dim": 48}
 

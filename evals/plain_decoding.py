@@ -76,7 +76,9 @@ class PlainDecoder(nn.Module):
         self.frozen = frozen
         self.one: Callable[..., Tensor] = self.logits
         if compiled:
-            self.one = torch.compile(self.logits, dynamic=False, fullgraph=True)
+            # Two functions: the compiler would take the one it has for the other, whose weights are no constants.
+            one = self._frozen_logits if frozen else self._logits
+            self.one = torch.compile(one, dynamic=False, fullgraph=True)
 
     def logits(self, tokens_1L: Tensor, positions_L: Tensor) -> Tensor:
         """Logits (V,) behind the last of some tokens."""
@@ -85,6 +87,12 @@ class PlainDecoder(nn.Module):
         for block in self.blocks:
             x_1LD = block(x_1LD, positions_L, (cos_LN, sin_LN), mask_LS)
         return self.output(self.norm(x_1LD)[0, -1])
+
+    def _logits(self, tokens_1L: Tensor, positions_L: Tensor) -> Tensor:
+        return self.logits(tokens_1L, positions_L)
+
+    def _frozen_logits(self, tokens_1L: Tensor, positions_L: Tensor) -> Tensor:
+        return self.logits(tokens_1L, positions_L)
 
     @torch.no_grad()
     def generate(self, prompt: list[int], new_tokens: int) -> list[int]:

@@ -2,6 +2,8 @@
 
 On a CPU the compiler packs the weights for its matrix kernels when it compiles a pass, instead of at every call: 1.3
 times as fast at 16 positions, for a second copy of the weights. A pass is then bound to the model it was compiled for.
+Products of few positions in bfloat16 are compiled along with the rest of the pass: what a call of the matrix library
+costs is most of such a product, and without it a pass of a block is twice as fast (`docs/log.md`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from torch import Tensor
 from torch._inductor import config as inductor
 
 from mdlm.transformer import Transformer
+
+FEW = 128
+"""Positions of a pass up to which compiled products beat the matrix library's."""
 
 _compiled: dict[Callable, Callable] = {}
 _packed: WeakKeyDictionary[Transformer, list[tuple[int, int]]] = WeakKeyDictionary()
@@ -44,8 +49,11 @@ def maybe_compiled(function: Callable, compiled: bool, model: Any = None) -> Cal
     def packed(model: Transformer, tokens: Tensor, *arguments: Any) -> Any:
         if tokens.numel() == 1:
             return plain(model, tokens, *arguments)
+        few = tokens.numel() <= FEW and model.dtype == torch.bfloat16
         # Read while a pass compiles, at the first call of each shape.
-        with inductor.patch(freezing=True):
+        with inductor.patch(
+            freezing=True, max_autotune_gemm=few, max_autotune_gemm_backends="CPP" if few else "ATEN,CPP"
+        ):
             return plain(model, tokens, *arguments)
 
     return packed

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._inductor import config as inductor
 
+from mdlm.cpu import compile_static
 from mdlm.transformer import Layer, Transformer, rotate
 
 
@@ -78,7 +79,7 @@ class PlainDecoder(nn.Module):
         if compiled:
             # Two functions: the compiler would take the one it has for the other, whose weights are no constants.
             one = self._frozen_logits if frozen else self._logits
-            self.one = torch.compile(one, dynamic=False, fullgraph=True)
+            self.one = compile_static(one, fullgraph=True)
 
     def logits(self, tokens_1L: Tensor, positions_L: Tensor) -> Tensor:
         """Logits (V,) behind the last of some tokens."""

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor
+
+SAFE_MARCH = "native -fno-tree-slp-vectorize"
+"""What `torch.compile` hands to the C++ compiler behind `-march=`. GCC 12.2 merges scalar statements of a backward pass
+into wrong vector code on a CPU with AVX-512 but without its bfloat16 part, and the gradients are NaN. Loops are
+vectorised by torch itself, so that nothing is lost without it (`docs/log.md`)."""
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """glibc's `mallopt` parameters (malloc.h)."""
@@ -21,3 +32,10 @@ def keep_large_buffers() -> bool:
         return bool(libc.mallopt(M_MMAP_MAX, 0)) and bool(libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
     except (OSError, AttributeError):
         return False
+
+
+def compile_static(function: Callable, **options: Any) -> Callable:
+    """`torch.compile` for fixed shapes, its C++ compiler kept from what it gets wrong. A march set elsewhere stays."""
+    if getattr(inductor.cpp, "march", "") is None and platform.machine() == "x86_64" and sys.platform == "linux":
+        inductor.cpp.march = SAFE_MARCH
+    return torch.compile(function, dynamic=False, **options)

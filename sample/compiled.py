@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._inductor import config as inductor
 
+from mdlm.cpu import compile_static
 from mdlm.transformer import Transformer
 
 FEW = 128
@@ -35,7 +36,7 @@ def maybe_compiled(function: Callable, compiled: bool, model: Any = None) -> Cal
     if not compiled:
         return function
     if function not in _compiled:
-        _compiled[function] = torch.compile(function, dynamic=False)
+        _compiled[function] = compile_static(function)
     plain = _compiled[function]
     if not isinstance(model, Transformer) or model.device.type != "cpu":
         return plain

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mdlm.checkpoint import checkpoints_in, load_checkpoint, read_header, resolve_checkpoint
 from mdlm.config_file import parse_config, write_config
-from mdlm.cpu import keep_large_buffers
+from mdlm.cpu import compile_static, keep_large_buffers
 from mdlm.errors import UserError, run_command
 from mdlm.heads import DraftHeads, heads_loss, save_heads, weights_fingerprint
 from mdlm.objectives import LossConfig
@@ -120,7 +120,7 @@ class HeadsRun:
         self.capacity = self.batches.capacity(LossConfig())
         self.heads = DraftHeads(self.model.config.dim, config.heads).initialize(config.seed).to(self.device)
         self.optimizers = Optimizers(self.heads, config.optimizer, config.steps)
-        self._loss = torch.compile(heads_loss, dynamic=False) if config.compile else heads_loss
+        self._loss = compile_static(heads_loss) if config.compile else heads_loss
 
     def train(self) -> Path:
         """Runs all steps and writes the heads; returns their folder."""

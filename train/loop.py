@@ -29,6 +29,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mdlm.checkpoint import checkpoints_in, load_checkpoint, save_checkpoint, verify_checkpoint, write_tensors
+from mdlm.cpu import compile_static
 from mdlm.errors import UserError
 from mdlm.objectives import Batch, LossConfig, training_loss
 from mdlm.provenance import checkout
@@ -49,7 +50,7 @@ class TrainingStep(nn.Module):
     def __init__(self, model: Transformer, loss: LossConfig, capacity: int, *, compiled: bool) -> None:
         super().__init__()
         self.model, self.loss, self.capacity = model, loss, capacity
-        self.compute = torch.compile(training_loss, dynamic=False) if compiled else training_loss
+        self.compute = compile_static(training_loss) if compiled else training_loss
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return self.compute(self.model, batch, self.loss, self.capacity)

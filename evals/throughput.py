@@ -147,6 +147,7 @@ def _settings(
         "quality_on_test": quality,
         "split": options.split if options.run else "",
         "prompts": len(prompts),
+        "prompt_tokens": sum(map(len, prompts)),
         "dtype": options.dtype,
         "device": options.device,
         "threads": options.threads,

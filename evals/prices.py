@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,7 @@ def made(kind: type, entry: Any, where: str) -> Any:
     try:
         return kind(**entry)
     except TypeError:
-        # What __init__ lacks is what has no default and was not given.
-        missing = [name for name in kind.__match_args__ if name not in entry]  # type: ignore[attr-defined]
+        missing = [name for name, field in known.items() if field.default is MISSING and name not in entry]
         raise UserError(f"{where}: {', '.join(missing)} must be given") from None
     except UserError as error:
         raise UserError(f"{where}: {error}") from None

@@ -39,8 +39,6 @@ LARGE: dict[str, dict[str, Any]] = {
 """Shapes that are only predicted; this one is Qwen3-8B's (2505.09388)."""
 PARTS = ["passes", "answers"]
 """What `--measure` times: single passes by batch size, and whole answers, prefill included, by ratio."""
-MOST_COMPILED = 256
-"""Shapes one function may be compiled for; past torch's own limit of 8 the later ones would be eager."""
 
 
 def main(argv: list[str]) -> int:
@@ -52,13 +50,9 @@ def main(argv: list[str]) -> int:
     machine = None if options.machine == "this" else named_machine(options.machine)
     if machine:
         machine.flops(options.dtype)
-    limits: dict[str, Any] = {"recompile_limit": MOST_COMPILED, "accumulated_recompile_limit": 8 * MOST_COMPILED}
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
     result = {}
-    with (
-        torch._dynamo.config.patch(**limits, fail_on_recompile_limit_hit=True),
-        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
-    ):
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         for shape, work in works.items():
             floor = {} if machine else _floor(work, options)
             against = machine or measured_machine(floor, options.dtype)

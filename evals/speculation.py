@@ -64,7 +64,6 @@ class Way:
 def main(argv: list[str]) -> int:
     options = _parse(argv)
     keep_large_buffers()
-    torch._dynamo.config.recompile_limit = 256
     device, console = "cuda" if torch.cuda.is_available() else "cpu", Console(stderr=True)
     rows = _rows(options)
     folder = options.run if options.data else options.run / f"autoregressive-seed{options.seed}"

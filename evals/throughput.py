@@ -41,8 +41,6 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-MOST_COMPILED = 256
-"""Shapes one function may be compiled for: batches shrink as rows end, and past the limit torch would go on eagerly."""
 
 
 def main(argv: list[str]) -> int:
@@ -55,9 +53,7 @@ def main(argv: list[str]) -> int:
         raise UserError(f"{len(prompts)} prompts do not fill a batch of {sizes[-1]}; lower --batch-size, raise --rows")
     calls = len(sizes) * len(ways(contenders, options.compile)) * (1 + options.repeats)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
-    limits: dict[str, Any] = {"recompile_limit": MOST_COMPILED, "accumulated_recompile_limit": 8 * MOST_COMPILED}
-    compiler = torch._dynamo.config.patch(**limits, fail_on_recompile_limit_hit=True)
-    with compiler, Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"decodes of {len(prompts)} prompts", total=calls)
         result = measure(contenders, prompts, sizes, repeats=options.repeats, compiled=options.compile,
                          device=options.device, advance=partial(progress.advance, task))  # fmt: skip

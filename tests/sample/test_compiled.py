@@ -5,6 +5,7 @@ import torch
 
 from mdlm.attention import KVCache
 from mdlm.config import ModelConfig
+from mdlm.cpu import compile_static
 from mdlm.transformer import Transformer
 from sample import AutoregressiveConfig, DenoiseConfig, decode, denoise
 from sample.autoregressive import last_logits
@@ -69,3 +70,9 @@ def test_compiled_denoising_is_the_eager_one(objective):
         for compiled in (False, True)
     ]
     assert torch.equal(made[0].tokens_BL, made[1].tokens_BL)
+
+
+def test_a_function_stays_compiled_for_every_size_of_a_shrinking_batch():
+    """torch's own limit of eight shapes would leave the rest, and all later ones, eager without an error."""
+    function = compile_static(lambda x_B: x_B + int(torch.compiler.is_compiling()), backend="eager")
+    assert [int(function(torch.zeros(size)).sum()) for size in range(20, 0, -1)] == list(range(20, 0, -1))

@@ -21,7 +21,13 @@ from train.loop import Run
 CONFIGS = Path(__file__).parents[2] / "configs"
 KINDS = {"train": TrainConfig, "gap": GapConfig, "corpus": CorpusConfig}
 FILES = sorted(path for kind in KINDS for path in (CONFIGS / kind).glob("*.yaml"))
-ELSEWHERE = {"heads/demo.yaml": "tests/train/test_heads.py", "machines.yaml": "tests/evals/test_roofline.py"}
+ELSEWHERE = {
+    "fleet/example.yaml": "tests/evals/test_fleet_cli.py",
+    "heads/demo.yaml": "tests/train/test_heads.py",
+    "machines.yaml": "tests/evals/test_roofline.py",
+    "prices.yaml": "tests/evals/test_cost.py",
+    "workloads/bank.yaml": "tests/evals/test_route.py",
+}
 """Files that are no training run, and where they are read and checked."""
 
 

@@ -81,9 +81,11 @@ def _quality(summary: Row) -> Iterable[dict[str, str]]:
 
 
 def _speed(summary: Row) -> dict[str, str]:
-    """Ten times the tokens a second, on every task where an arm's quality is comparable."""
+    """Ten times the tokens a second, on every task that the twin has learned and an arm's quality is comparable in."""
     quality = {
-        (row["arm"], row["task"]): row.get("to_twin", {}).get("ratio") or 0.0 for row in summary["quality"]["test"]
+        (row["arm"], row["task"]): row["to_twin"]["ratio"] or 0.0
+        for row in summary["quality"]["test"]
+        if row.get("to_twin", {}).get("reference", 0.0) >= LITTLE
     }
     found = []
     for row in summary["speed"]:

@@ -207,8 +207,9 @@ def nodes_needed(
 ) -> Needed:
     """The fewest nodes whose latency meets the target with the interval's upper end.
 
-    More nodes are taken never to be slower; found by doubling, then bisection. `UserError` where `most` do not suffice,
-    or a request alone takes longer than the target.
+    At least as many as the mean load keeps busy: fewer would look sufficient only until a queue has grown. More nodes
+    are taken never to be slower; found by doubling, then bisection. `UserError` where `most` do not suffice, or where a
+    request alone takes longer than the target.
     """
     batch = service.largest_within(target.seconds)
     if not batch:
@@ -222,7 +223,9 @@ def nodes_needed(
         cache[nodes] = Needed(nodes, batch, latency, interval, busy)
         return interval[1] <= target.seconds
 
-    low, high = 0, 1
+    rate = float(np.mean([len(stream) / stream[-1] for stream in arrivals]))
+    low = math.floor(rate * min(service(size) / size for size in range(1, batch + 1)))
+    high = low + 1
     while not meets(min(high, most)):
         if high >= most:
             raise UserError(

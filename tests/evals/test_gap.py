@@ -212,6 +212,7 @@ def test_real_files_go_the_same_way(name, tmp_path):
 def test_the_readmes_commands_run(tmp_path, monkeypatch):
     """Every `python -m` line of the README, in its order, at toy size where it trains."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    shutil.copytree(ROOT / "results" / "roofline-h100-8b", tmp_path / "results" / "roofline-h100-8b")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     rows = [{"prompt": f"City: Rom{n}; Name: Ada", "response": f'{{"city":"Rom{n}"}}'} for n in range(60)]
@@ -227,6 +228,8 @@ def test_the_readmes_commands_run(tmp_path, monkeypatch):
         if "-m evals gap" in command:
             extra = [*TINY, "--train.data.prompt_length=400", "--task.train_rows=60", "--seeds=[0]"]
             extra += [f"--tasks={json.dumps(SUITE)}"] if "h100" in command else []
+        elif "-m evals fleet" in command:
+            extra = ["--requests=400", "--seeds=2", "--steps=2"]
         elif "-m train" in command:
             extra = [f"--{option}" for option in training]
         run(command, extra)

@@ -22,7 +22,7 @@ LOSSLESS = (2.0, 4.0)
 LITTLE = 0.05
 """Under this score the twin itself has not learned a task, and a ratio to it says nothing."""
 LEAST_SEEDS = 3
-"""Trained seeds from which on quality is judged: the demo's one seed gave 0.77 and, on another CPU, 0.98 of the twin."""
+"""Trained seeds from which on quality is judged: the demo's one seed gave 0.77 and, elsewhere, 0.98 of the twin."""
 
 
 def judge(summary: Row, folder: Path) -> list[dict[str, str]]:

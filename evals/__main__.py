@@ -21,6 +21,7 @@ COMMANDS = {
     "roofline": ("evals.roofline_cli:main", "FLOPs and bytes of the passes, and where diffusion stops being ahead"),
     "cost": ("evals.cost:main", "what a useful token and an accepted document cost, from a throughput record"),
     "route": ("evals.route:main", "which work to run where, and what would change the answer"),
+    "fallback": ("evals.fallback:main", "confidence of outputs, risk against coverage, and what falling back costs"),
     "fleet": ("evals.fleet_cli:main", "nodes that a stream of requests needs, by simulation"),
     "lm-eval": ("evals.harness_cli:main", "tasks of lm-eval on a checkpoint, likelihoods with their bound's name"),
     "memory": ("evals.memory:main", "peak memory of decoding by canvas length"),

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from mdlm.checkpoint import load_checkpoint, read_header
+from evals.records import read_record
+from mdlm.checkpoint import load_checkpoint, read_header, resolve_checkpoint
 from mdlm.errors import UserError
 from mdlm.tokenizer import Tokenizer
 from mdlm.transformer import Transformer
@@ -159,3 +160,22 @@ class Arm:
             "passes": passes,
             "compiled": compiled,
         }
+
+
+def frozen_arm(
+    run: Path, name: str, seed: int, *, dtype: torch.dtype, device: str
+) -> tuple[Arm, Setting, list[dict[str, Any]]]:
+    """An arm of a finished comparison, its frozen setting, and that setting's results on test, one a task."""
+    folder = run / f"{name}-seed{seed}"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such arm; give the output folder of `python -m evals gap`")
+    arm = Arm(resolve_checkpoint(folder), dtype=dtype, device=device)
+    found = sorted((run / "records" / folder.name).glob("*/test-frozen.json"))
+    if not found:
+        raise UserError(f"{run} has no record of {folder.name} on test; let `evals gap` finish first")
+    of_tasks = [read_record(path)["result"] for path in found]
+    frozen = of_tasks[0]["setting"]  # one setting for all tasks
+    known = {made.name: made for made in sweep(name, arm.model.config.block_length, arm.response_columns)}
+    if frozen not in known:
+        raise UserError(f"{folder.name} was frozen at {frozen!r}, which is unknown; run `evals gap` anew")
+    return arm, known[frozen], of_tasks

@@ -25,12 +25,11 @@ from rich.table import Table
 from evals.batching import STATIC, TWIN, Contender, measure, ways
 from evals.ceilings import measured_machine
 from evals.machine import DTYPES, measure_floor
-from evals.records import make_record, read_record, save_record
+from evals.records import make_record, save_record
 from evals.report_figures import COLORS
 from evals.roofline import closed_crossover
 from evals.speed_parts import ANSWER, BLOCK, PASSES, PROMPT, SHAPES, Session, model_config
-from evals.systems import GREEDY, Arm, Setting, sweep
-from mdlm.checkpoint import resolve_checkpoint
+from evals.systems import GREEDY, Setting, frozen_arm
 from mdlm.command import CommandParser
 from mdlm.config import Objective
 from mdlm.cpu import keep_large_buffers
@@ -73,23 +72,11 @@ def _of_run(options: argparse.Namespace) -> tuple[dict[str, Contender], list[lis
     """The arms of a comparison with their frozen settings, prompts of a split, and how good the answers were."""
     contenders, quality, prompts = {}, {}, list[list[int]]()
     for name in COLORS:
-        folder = options.run / f"{name}-seed{options.seed}"
-        if not folder.is_dir():
-            if name == "autoregressive":
-                raise UserError(f"{folder}: no such arm; every ratio is taken to it")
+        if name != "autoregressive" and not (options.run / f"{name}-seed{options.seed}").is_dir():
             continue
-        arm = Arm(resolve_checkpoint(folder), dtype=DTYPES[options.dtype], device=options.device)
-        found = sorted((options.run / "records" / folder.name).glob("*/test-frozen.json"))
-        if not found:
-            raise UserError(f"{options.run} has no record of {folder.name} on test; let `evals gap` finish first")
-        of_tasks = [read_record(path)["result"] for path in found]
-        frozen = of_tasks[0]  # one setting for all tasks
-        known = {made.name: made for made in sweep(name, arm.model.config.block_length, arm.response_columns)}
-        if frozen["setting"] not in known:
-            raise UserError(
-                f"{folder.name} was frozen at {frozen['setting']!r}, which is unknown; run `evals gap` anew"
-            )
-        setting = known[frozen["setting"]]
+        arm, setting, of_tasks = frozen_arm(
+            options.run, name, options.seed, dtype=DTYPES[options.dtype], device=options.device
+        )
         contenders[name] = Contender(arm.model, setting, arm.prompt_columns, arm.response_columns)
         quality[name] = {score: fmean(result[score] for result in of_tasks) for score in ("exact", "leaf_values_right")}
         if not prompts:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mdlm.certainty import margin, negative_entropy
 from mdlm.corruption import log_probabilities
 from sample.accepting import View, accepted
 from sample.config import DenoiseConfig
@@ -29,6 +30,10 @@ class Decision:
     end_mass_BG: Tensor
     """Probability of the end token."""
     state: dict[str, Tensor]
+    margin_BG: Tensor | None = None
+    """Probability of the likeliest token less that of the second; with `trace` only, like the next."""
+    entropy_BG: Tensor | None = None
+    """Nats."""
 
 
 def decide(
@@ -84,7 +89,8 @@ def decide(
         next_state["psi_BG"] = torch.where(committed_BG, sure_BG, before_BG)
     tokens_BG = torch.where(committed_BG, candidate_BG, tokens_BG).masked_fill(revoked_BG, mask_id)
     end_mass_BG = torch.zeros_like(score_BG) if end_id is None else log_probs_BGV[..., end_id].exp()
-    return Decision(tokens_BG, committed_BG, revoked_BG, score_BG, end_mass_BG, next_state)
+    certainty = (margin(log_probs_BGV), -negative_entropy(log_probs_BGV)) if config.trace else (None, None)
+    return Decision(tokens_BG, committed_BG, revoked_BG, score_BG, end_mass_BG, next_state, *certainty)
 
 
 def doubtful(

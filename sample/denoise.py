@@ -295,6 +295,8 @@ class _Run:
             score_BG=made.score_BG.clone(),
             end_mass_BG=made.end_mass_BG.clone(),
             final_B=final_B.clone(),
+            margin_BG=made.margin_BG,
+            entropy_BG=made.entropy_BG,
         )
         if self.config.trace:
             self.generation.trace.append(passed)

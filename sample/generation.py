@@ -37,6 +37,10 @@ class Pass:
     """Probability of the end token at each position."""
     final_B: Tensor
     """True for rows whose window has no mask left since this pass."""
+    margin_BG: Tensor | None = None
+    """Likeliest token's probability less the second's; kept with `DenoiseConfig.trace`, like the next."""
+    entropy_BG: Tensor | None = None
+    """Nats."""
 
 
 @dataclass

@@ -241,13 +241,17 @@ def own_rates(run: Path, arm: str, seed: int, task: str) -> dict[str, dict[str, 
 
     Each basis maps the arm and the twin to seconds of the node.
     """
+    folders = {name: _records(run, name, seed) / task for name in (arm, TWIN)}
+    modes = [
+        mode for mode in ("compiled", "eager") if all((at / f"speed-{mode}.json").is_file() for at in folders.values())
+    ]
+    if not modes:
+        raise UserError(
+            f"{run / 'records'} has no speed of {arm} and its twin in one mode; let `evals gap` finish first"
+        )
     bases: dict[str, dict[str, float]] = {"one stream": {}}
-    for name in (arm, TWIN):
-        folder = _records(run, name, seed) / task
-        path = next((path for mode in ("compiled", "eager") if (path := folder / f"speed-{mode}.json").is_file()), None)
-        if path is None:
-            raise UserError(f"{folder} has no speed record; let `evals gap` finish first")
-        found = read_record(path)["result"]
+    for name, folder in folders.items():
+        found = read_record(folder / f"speed-{modes[0]}.json")["result"]
         bases["one stream"][name] = found["useful_tokens"] / found["useful_tokens_per_second"] / found["rows"]
     if (run / "throughput.json").is_file():
         throughput = read_record(run / "throughput.json")

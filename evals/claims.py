@@ -32,10 +32,8 @@ def judge(summary: Row, folder: Path) -> list[dict[str, str]]:
         _speed(summary),
         _batching(folder / "throughput.json"),
         _speculation(folder / "speculation.json"),
-        _row(
-            "effective cost = node cost ÷ (throughput × utilisation), fallback included", NOT_SHOWN, "not measured here"
-        ),
-        _row("with long inputs and short outputs prefill eats the gain", NOT_SHOWN, "not measured here"),
+        _cost(folder / "fallback.json"),
+        _prefill(folder / "roofline.json"),
     ]
     return rows
 
@@ -135,3 +133,42 @@ def _speculation(path: Path) -> dict[str, str]:
     factor = best["faster_than_plain"]
     verdict = CONFIRMED if LOSSLESS[0] <= factor <= LOSSLESS[1] else REFUTED
     return _row(claim, verdict, f"{factor:.2f} with {best['drafter']}, {best['draft_length']} guesses", path.name)
+
+
+def _cost(path: Path) -> dict[str, str]:
+    """Confirmed or refuted where every way to run the node, one stream or the fastest batch, says the same."""
+    claim = "a document costs less than with the twin at once, the twin for rejected ones included"
+    if not path.exists():
+        return _row(claim, NOT_SHOWN, "run `python -m evals fallback` into this folder")
+    record = read_record(path)
+    rows = [row for row in record["result"]["costs"] if row["to"] == "twin"]
+    cheaper = [row["per_document"] < row["at_once"] for row in rows]
+    error = f"errors at most {record['settings']['error']:.0%}"
+    texts = [f"{row['basis']}: {row['per_document'] / row['at_once']:.2f} of its cost" for row in rows]
+    evidence = f"{'; '.join(texts)}; {rows[0]['rejected']:.0%} rejected for {error}"
+    return _row(claim, CONFIRMED if all(cheaper) else NOT_SHOWN if any(cheaper) else REFUTED, evidence, path.name)
+
+
+def _prefill(path: Path) -> dict[str, str]:
+    """End-to-end speed-up of block diffusion on random weights, at the longest and at the shortest prompt measured."""
+    claim = "with long inputs and short outputs prefill eats the gain"
+    found, texts = [], []
+    record = read_record(path)["result"] if path.exists() else {}
+    for shape, result in record.items():
+        measured = {
+            entry["ratio"]: entry["measured"]["speedup"]["block_diffusion"]["median"]
+            for entry in result["ratios"]
+            if "measured" in entry
+        }
+        if measured:
+            short, long = measured[min(measured)], measured[max(measured)]
+            texts.append(f"{shape}: {short:.2f} at 1:{1 / min(measured):g}, {long:.2f} at {max(measured):g}:1")
+            # Of a gain, most is eaten, or none is; without a gain there is nothing to eat.
+            eaten = (short - long) / (short - 1) if short > 1 else None
+            found.append(
+                NOT_SHOWN if eaten is None else CONFIRMED if eaten > 0.5 else REFUTED if eaten <= 0 else NOT_SHOWN
+            )
+    if not found:
+        return _row(claim, NOT_SHOWN, "run `python -m evals roofline --measure --part answers` into this folder")
+    verdict = found[0] if len(set(found)) == 1 else NOT_SHOWN
+    return _row(claim, verdict, f"block diffusion, {'; '.join(texts)}", path.name)

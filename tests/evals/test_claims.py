@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from evals.claims import judge
+from evals.records import write_record
+
+NOTHING: dict = {"groups": [], "quality": {"test": []}, "speed": []}
 
 
 @pytest.mark.parametrize(
@@ -41,3 +44,37 @@ def test_quality_on_structured_output_is_judged_from_three_seeds_on(tmp_path, in
     claim = judge({"groups": [group], "quality": {"test": []}, "speed": []}, tmp_path)[0]
     assert claim["verdict"] == verdict
     assert ("of 3 seeds" in claim["evidence"]) == (seeds < 3)
+
+
+@pytest.mark.parametrize(
+    ("shares", "verdict"), [((0.4, 0.9), "confirmed"), ((1.2, 2.0), "refuted"), ((0.4, 1.3), "not shown")]
+)
+def test_cost_is_judged_by_every_way_to_run_the_node(tmp_path, shares, verdict):
+    costs = [{"basis": basis, "to": "twin", "per_document": share * 0.5, "at_once": 0.5, "rejected": 0.25}
+             for basis, share in zip(("one stream", "fastest batch"), shares, strict=True)]  # fmt: skip
+    costs.append({"basis": "one stream", "to": "an API", "per_document": 1.0, "at_once": 0.5, "rejected": 0.25})
+    write_record(tmp_path / "fallback.json", "fallback", {"error": 0.05}, {"costs": costs})
+    claim = judge(NOTHING, tmp_path)[-2]
+    assert claim["verdict"] == verdict and claim["record"] == "fallback.json"
+    assert f"one stream: {shares[0]:.2f} of its cost" in claim["evidence"] and "25% rejected" in claim["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "verdict"),
+    [
+        (2.0, 1.1, "confirmed"),
+        (2.0, 2.1, "refuted"),
+        (2.0, 1.8, "not shown"),  # a fifth of the gain is eaten
+        (0.9, 0.8, "not shown"),  # no gain to eat
+    ],
+)
+def test_prefill_is_judged_by_what_it_takes_of_the_gain(tmp_path, short, long, verdict):
+    ratios = [{"ratio": ratio, "measured": {"speedup": {"block_diffusion": {"median": value}}}}
+              for ratio, value in ((16.0, long), (1.0, 1.5), (0.25, short))]  # fmt: skip
+    write_record(tmp_path / "roofline.json", "roofline", {}, {"30m": {"ratios": ratios}})
+    claim = judge(NOTHING, tmp_path)[-1]
+    assert claim["verdict"] == verdict
+    assert f"{short:.2f} at 1:4, {long:.2f} at 16:1" in claim["evidence"]
+    # Predictions alone decide nothing.
+    write_record(tmp_path / "roofline.json", "roofline", {}, {"30m": {"ratios": [{"ratio": 16.0}]}})
+    assert judge(NOTHING, tmp_path)[-1]["record"] == "—"

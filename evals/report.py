@@ -59,6 +59,9 @@ def tables(summary: Row) -> Iterable[Titled]:
         for task in dict.fromkeys(row["task"] for row in rows):
             of_task = [row for row in rows if row["task"] == task]
             yield f"{task}, {split.replace('_', ' ')}, n = {of_task[0]['n']}", [_quality_row(row) for row in of_task]
+    for task in dict.fromkeys(row["task"] for row in summary["kinds"]):
+        rows = [row for row in summary["kinds"] if row["task"] == task]
+        yield f"{task} by kind, exact on test (rows, all seeds)", [_kinds_row(row) for row in rows]
     if summary["speed"]:
         ratios = {(r["arm"], r["task"]): r.get("to_twin", {}).get("ratio") for r in summary["quality"]["test"]}
         rows = [_speed_row(row, ratios.get((row["arm"], row["task"]))) for row in summary["speed"]]
@@ -114,6 +117,11 @@ def _quality_row(row: Row) -> dict[str, str]:
     if p_value := row.get("mcnemar", {}).get("p_holm"):
         cells["McNemar, Holm"] = f"{p_value:.2g}"
     return cells
+
+
+def _kinds_row(row: Row) -> dict[str, str]:
+    cells = {kind or "—": f"{found['exact']:.3f} ({found['n']})" for kind, found in row["kinds"].items()}
+    return {"arm": row["arm"], **cells}
 
 
 def _speed_row(row: Row, ratio: float | None) -> dict[str, str]:

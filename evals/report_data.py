@@ -16,6 +16,8 @@ TWIN = "autoregressive"
 ARMS = ("autoregressive", "masked_diffusion", "block_diffusion")
 BUDGETS = (0.85, 0.9, 0.95, 0.99)
 """Shares of the twin's final score whose training budget is reported."""
+MOST_KINDS = 12
+"""Of rows of one task, in a table of their own; a file's templates may be as many as its rows."""
 
 Row = dict[str, Any]
 
@@ -111,6 +113,7 @@ def summarise(records: Records) -> Row:
         "groups": [
             _group(records, arm, group, of_group) for group, of_group in records.groups.items() for arm in records.arms
         ],
+        "kinds": [row for task in records.tasks for arm in records.arms if (row := _kinds(records, arm, task))],
         "gates": records.gates(),
         "speed": [row for task in records.tasks for arm in records.arms if (row := _speed(records, arm, task))],
     }
@@ -171,6 +174,19 @@ def _quality(records: Records, arm: str, task: str, split: str) -> Row | None:
         pooled = ([flag for s in ours for flag in side[s]] for side in (right, reference))
         row["mcnemar"] = mcnemar(*pooled)
     return row
+
+
+def _kinds(records: Records, arm: str, task: str) -> Row | None:
+    """Exact match on test by kind of row, all seeds together, where a task mixes kinds: `sort/17` is of kind `sort`."""
+    right: dict[str, list[int]] = {}
+    for result in records.results(arm, task, "test-frozen").values():
+        for cluster, exact in zip(result["rows_cluster"], result["rows_exact"], strict=True):
+            kind, named, _ = cluster.partition("/")
+            right.setdefault(kind if named else "", []).append(exact)
+    if not 2 <= len(right) <= MOST_KINDS:
+        return None
+    kinds = {kind: {"n": len(flags), "exact": fmean(flags)} for kind, flags in sorted(right.items())}
+    return {"task": task, "arm": arm, "kinds": kinds}
 
 
 def _correct(tasks: dict[str, list[Row]]) -> None:

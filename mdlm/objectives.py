@@ -250,10 +250,12 @@ def training_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean loss of a batch in nats, ready for `backward`, and counts for the log.
 
-    Divided by the positions that were predicted (`autoregressive`, `plain`), or by all supervised positions (`bound`).
+    Divided by the positions that were predicted (`autoregressive`, `plain`), or by all supervised positions (`bound`):
+    the `divisor` among the counts, at least 1.
     """
     scored = LOSSES[model.config.objective](model, batch, loss, capacity)
     by_tokens = model.config.objective != "autoregressive" and loss.weighting == "bound"
     divisor = batch.supervised_BR.sum() if by_tokens else scored.counted
-    counts = {"predicted": scored.counted, "overflow": scored.wanted - scored.counted}
-    return scored.total / divisor.clamp(min=1), counts | {f"loss_by_{name}": x for name, x in scored.tenths.items()}
+    divisor = divisor.clamp(min=1)
+    counts = {"predicted": scored.counted, "overflow": scored.wanted - scored.counted, "divisor": divisor}
+    return scored.total / divisor, counts | {f"loss_by_{name}": x for name, x in scored.tenths.items()}

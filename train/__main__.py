@@ -59,6 +59,8 @@ def main(argv: list[str]) -> int:
         f"{config.steps:,} steps of {config.batch_size} rows on {run.accelerator.device.type}"
     )
     finished = run.train()
+    if not run.accelerator.is_main_process:  # which alone writes, perhaps still
+        return 0 if finished else 130
     last = checkpoints_in(folder)[-1]
     if options.json:
         print(json.dumps({"checkpoint": str(last), "step": run.step, "tokens_seen": run.tokens_seen}))

@@ -217,6 +217,7 @@ class Run:
         batch, config = self.batches.batch(self.step), self.config
         window.tokens += int(batch.valid_BL.sum())
         loss, counts = self.module(batch.to(self.accelerator.device))
+        loss = loss * self._share(counts["divisor"])
         self.accelerator.backward(loss)
         loss, norms = self.accelerator.reduce(loss.detach(), "mean"), self.gradient_norms()
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), config.optimizer.gradient_clip)
@@ -225,6 +226,16 @@ class Run:
         self._update_average(good)
         self.step += 1
         window.steps.append({"loss": loss, "gradient_norm": norm, "norms": norms, "good": good, **counts})
+
+    def _share(self, divisor: Tensor) -> Tensor:
+        """What a process's mean weighs in the mean over processes, so that it is the mean over the global batch.
+
+        Gradients are averaged over processes, whose rows hold unequal numbers of positions.
+        """
+        processes = self.accelerator.num_processes
+        if processes == 1:
+            return torch.ones_like(divisor, dtype=torch.float32)
+        return divisor * processes / self.accelerator.reduce(divisor.clone(), "sum")
 
     @torch.no_grad()
     def _update_average(self, good: Tensor) -> None:
@@ -274,7 +285,8 @@ class Run:
         with torch.no_grad(), self.accelerator.autocast():
             for step in range(self.config.validation_batches):
                 batch = self.validation.batch(step).to(self.accelerator.device)
-                losses.append(training_loss(self.evaluated, batch, self.config.loss, capacity)[0])
+                loss, counts = training_loss(self.evaluated, batch, self.config.loss, capacity)
+                losses.append(loss * self._share(counts["divisor"]))
         return float(self.accelerator.reduce(torch.stack(losses).mean(), "mean"))
 
     def save(self) -> None:

@@ -88,7 +88,9 @@ def test_rates_come_from_speed_records_and_from_throughput(tmp_path):
     }
     ways = [("autoregressive, queue", 20.0), ("autoregressive, queue", 5.0), ("block_diffusion", 8.0)]
     cells = [{"way": way, "seconds": {"median": seconds}} for way, seconds in ways]
-    write_record(tmp_path / "throughput.json", "throughput", {"prompts": 10}, {"cells": cells})
+    write_record(tmp_path / "throughput.json", "throughput", {"prompts": 10, "seed": 1}, {"cells": cells})
+    assert "fastest batch" not in own_rates(tmp_path, "block_diffusion", 0, "kyc")  # measured on another seed's arms
+    write_record(tmp_path / "throughput.json", "throughput", {"prompts": 10, "seed": 0}, {"cells": cells})
     assert own_rates(tmp_path, "block_diffusion", 0, "kyc")["fastest batch"] == {
         "block_diffusion": 0.8,
         "autoregressive": 0.5,
